@@ -123,18 +123,20 @@ def _site_of(loader: Any, dataset: Any = None, *_: Any, **options: Any) -> Site:
     frame: Any = sys._getframe(1)
     frames = []
     while frame is not None:
-        if not (frame.f_code.co_filename.startswith(_OURS) or _is_init(frame, loader)):
-            frames.append((frame.f_code.co_filename, frame.f_lineno))
+        if not (frame.f_code.co_filename.startswith(_OURS) or _makes(frame, loader)):
+            frames.append(frame)
         frame = frame.f_back
-    file, line = frames[0]
+    file, line = frames[0].f_code.co_filename, frames[0].f_lineno
     where = f"{os.path.relpath(file)}:{line}"
     if _library_of(file):
-        for other in list(_loaders.values()):  # Lightning and Accelerate make the program's anew
-            if vars(other).get("dataset", _loaders) is dataset:
-                site: Site = other._site_of_run
-                return site
-        own = next((each for each in frames if not _library_of(each[0])), frames[-1])
-        where += f", called at {os.path.relpath(own[0])}:{own[1]}"
+        # Lightning and Accelerate make the program's anew, from one that they have at hand.
+        others = [it for it in _loaders.values() if vars(it).get("dataset", _loaders) is dataset]
+        if others:
+            at_hand = {id(each) for frame in frames for each in frame.f_locals.values()}
+            site: Site = max(others, key=lambda it: id(it) in at_hand)._site_of_run
+            return site
+        own = next((it for it in frames if not _library_of(it.f_code.co_filename)), frames[-1])
+        where += f", called at {os.path.relpath(own.f_code.co_filename)}:{own.f_lineno}"
     for each in type(loader).__mro__:
         if {DataLoader, Watched} & set(each.__mro__[1:]):  # the last one derives from torch's
             file, line = getattr(sys.modules[each.__module__], "__file__", file), 0
@@ -145,9 +147,11 @@ def _site_of(loader: Any, dataset: Any = None, *_: Any, **options: Any) -> Site:
     return Site(where, file, line, _library_of(file), loads)
 
 
-def _is_init(frame: Any, loader: Any) -> bool:
-    code = frame.f_code
-    return code.co_name == "__init__" and frame.f_locals.get(code.co_varnames[0]) is loader
+def _makes(frame: Any, loader: Any) -> bool:
+    """Whether it is the call of a constructor, of a class derived from ours or around one, as
+    Lightning's."""
+    names = frame.f_code.co_varnames
+    return bool(names) and frame.f_locals.get(names[0]) is loader
 
 
 def _library_of(file: str) -> str:

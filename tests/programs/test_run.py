@@ -169,11 +169,14 @@ PROGRAMS = {
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=1e-3)
 
-    model = Model()
+        def train_dataloader(self):
+            return DataLoader(squares, 4, shuffle=True)
+
+    model, squares = Model(), Squares()
     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
     trainer = lightning.Trainer(max_epochs=2, overfit_batches=4, accelerator="cpu", **quiet)
-    several = [DataLoader(Squares(), 4) for _ in range(2)]
-    trainer.fit(model, DataLoader(Squares(), 4, shuffle=True), several)
+    several = [DataLoader(each, 4) for each in (squares, Squares())]
+    trainer.fit(model, val_dataloaders=several)
     print(model.linear.weight.tolist())
     print(*Accelerator(cpu=True).prepare(DataLoader(Squares(), 4)))
     print(*StatefulDataLoader(Squares(), 4))
@@ -326,11 +329,12 @@ def test_refused_loader_stays_torchs_and_ctrl_c_ends_it(folder):
 
 
 def test_libraries_that_make_loaders_have_ours(folder):
-    """Lightning makes the program's loader anew, and Accelerate wraps it: it stays the program's.
-    torchdata's derives from torch's, and loads by itself."""
+    """Lightning makes loaders anew, those of its hooks and of several with one dataset, too, and
+    Accelerate wraps one: they stay the program's. torchdata's derives from torch's, and loads by
+    itself."""
     status, _, err = both_ways(folder, "libraries.py")
     assert status == 0
-    assert sites(err) == ["libraries.py:27", "libraries.py:28", "libraries.py:30"]
+    assert sites(err) == ["libraries.py:30", "libraries.py:25", "libraries.py:33"]
 
 
 @pytest.mark.parametrize(
