@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import itertools
 import logging
 import multiprocessing
@@ -580,6 +581,23 @@ def test_relative_paths_are_others_in_another_folder(tmp_path, monkeypatch, make
             assert [kept[index] for index in range(2)] == expected
 
 
+@pytest.mark.parametrize("version", [None, 1])
+def test_caches_of_files_and_shards_tell_folders_apart(tmp_path, monkeypatch, version):
+    """Of relative paths, though size and time are the same, or nobody looks."""
+    for number, folder in enumerate(["one", "two"]):
+        (tmp_path / folder / "root" / "a").mkdir(parents=True)
+        monkeypatch.chdir(tmp_path / folder)
+        Image.new("RGB", (8, 8), (number, 0, 0)).save("root/a/0.bmp")
+        write_shard("a.tar", shard_of(2 * number, 2))
+        for name in ("root/a/0.bmp", "a.tar"):
+            os.utime(name, ns=(1, 1))
+        for _ in range(2):
+            images = spdl_torch.ImageFolder("root", cache=tmp_path / "cache", version=version)
+            assert images[0][0].getpixel((0, 0)) == (number, 0, 0)
+            copies = TarShards("a.tar", cache=tmp_path / "cache")
+            assert keys(copies) == keys(TarShards("a.tar"))
+
+
 class Regions(fsspec.AbstractFileSystem):
     """A store that has other objects in each of its regions."""
 
@@ -592,6 +610,12 @@ class Regions(fsspec.AbstractFileSystem):
 
     def cat_file(self, path, start=None, end=None, **options):
         return self.files[self.region][path][start:end]
+
+    def info(self, path, **options):
+        return {"name": path, "size": len(self.cat_file(path)), "type": "file"}
+
+    def _open(self, path, mode="rb", **options):
+        return io.BytesIO(self.cat_file(path))
 
 
 def test_objects_are_others_with_other_options_of_the_store(tmp_path, monkeypatch):
@@ -606,6 +630,8 @@ def test_objects_are_others_with_other_options_of_the_store(tmp_path, monkeypatc
             options = {"index": True, "storage_options": {"region": region}}
             kept = cached(TarShards("regions://a.tar", **options), tmp_path / "cache", version=1)
             assert keys(kept) == keys(TarShards(tmp_path / f"{region}.tar"))
+            copies = TarShards("regions://a.tar", **options, cache=tmp_path / "copies")
+            assert keys(copies) == keys(kept)
             half = TarShards("regions://a.tar", **options).shard(1, 2)
             assert keys(cached(half, tmp_path / "cache", version=1)) == keys(half)
 
