@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType
 
 _IMPORT_FROM = dis.opmap["IMPORT_FROM"]
-_SPDL = "spdl_torch.spdl.names"  # whose look_up() comes between
 
 
 def hand_on() -> None:
@@ -80,7 +79,7 @@ def import_name(package: str, homes: Mapping[str, str], name: str) -> Any:
 def _caller_of(package: str) -> FrameType | None:
     """The first frame outside of this file and of the package's ``__getattr__``."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__") in (__name__, package, _SPDL):
+    while frame is not None and frame.f_globals.get("__name__") in (__name__, package):
         frame = frame.f_back
     return frame
 

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .channel import Channel, ChannelClosed, EndOfChannel, Mark
 from .failures import as_exception
 from .loop import NotAContextError
-from .moments import Outcome
 from .ops import OpKind
 from .stage import Stage, Times, Worker
 from .stage_hooks import bad_hook
+from .timeline import Outcome
 
 if TYPE_CHECKING:
     from .threads import Target

@@ -564,3 +564,20 @@ class Channel(Generic[T]):
         except BaseException:
             self._wake_everyone()
             raise
+
+
+STALL_SECONDS = 60.0
+"""The wait after which the first report comes; the next ones each time the wait has doubled."""
+
+
+def warn_when_stalled(get: Callable[[float], T], warn: Callable[[float], None]) -> T:
+    """Call ``get(seconds)`` until it does not raise WaitIsOver; call ``warn(seconds waited)`` each
+    time."""
+    waited, wait = 0.0, STALL_SECONDS
+    while True:
+        try:
+            return get(wait)
+        except WaitIsOver:
+            waited += wait
+            wait = waited
+        warn(waited)

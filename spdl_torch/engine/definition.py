@@ -16,9 +16,8 @@ from .ops import OpKind, as_op, locate, name_of, runs_on_one_thread
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from .hooks import HookFactory
+    from .hooks import HookFactory, Reports
     from .queues import StatsQueue
-    from .reporter import Reports
     from .run import Run
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .channel import Channel
 from .counters import QueueCounters
 from .failures import attach_note
-from .reporter import call_back, check_interval, is_heard
+from .hooks import call_back, check_interval, is_heard
 from .statistics import QueuePerfStats, queue_stats
 
 if TYPE_CHECKING:

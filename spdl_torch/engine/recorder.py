@@ -20,15 +20,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from ..locks import RLock
 from ..machine.probes import hear_of_garbage, tell_of_garbage
 from .failures import text_of
-from .moments import Instant, QueueTrack, Role, TwoClocks
 from .rings import ConsumerRing, Ring, read_row
 from .shared import LiveObjects, SharedCounter
+from .timeline import Instant, QueueTrack, Role, Timeline, TwoClocks, row_since, with_outputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sized
 
     from .rings import SharedRing
-    from .timeline import Timeline
 
 Level = Literal["off", "batch", "item"]
 
@@ -152,9 +151,6 @@ class FlightRecorder:
 
     def timeline(self, since_ns: int = 0) -> Timeline:
         """Return everything recorded that did not end before ``since_ns``."""
-        # Most programs never read one.
-        from .timeline import Timeline, row_since, with_outputs
-
         rows = [read_row(*row) for row in tuple(self._rows)]
         for stage_number, progress in list(self._ordered.items()):
             rows = with_outputs(rows, stage_number, *progress())

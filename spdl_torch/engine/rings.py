@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import struct
 import threading
-from dataclasses import replace
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, NamedTuple
 
-from .moments import Outcome, Role
+from .timeline import Outcome, Part, Role, Row, Turn
 
 if TYPE_CHECKING:
     import weakref
     from collections.abc import Sized
-
-    from .timeline import Part, Row, Turn
 
 _FIRST_CAPACITY = 64  # then doubled: most rings never fill, and to clear a whole one takes 0.3 ms
 
@@ -171,8 +168,6 @@ class RingCopy(NamedTuple):
 
     def read(self) -> tuple[list[Turn], list[Part], int]:
         """Return turns, parts, and how many of them were overwritten."""
-        from .timeline import Part, Turn  # most programs never read one
-
         turns: list[Turn] = []
         parts: list[Part] = []
         for place in range(self.first, self.end):
@@ -180,7 +175,7 @@ class RingCopy(NamedTuple):
             if kind < _TURN_KINDS:
                 turns.append(Turn(*fields))
                 if kind != Outcome.PASSED:
-                    turns[-1] = replace(turns[-1], outcome=Outcome(kind))
+                    turns[-1] = turns[-1]._replace(outcome=Outcome(kind))
             else:
                 name = self.part_names[kind - _TURN_KINDS]
                 parts.append(Part(name, fields[0], fields[2], fields[4]))
@@ -189,8 +184,6 @@ class RingCopy(NamedTuple):
 
 def read_row(stage: str, stage_number: int, replica: int, role: Role, ring: Ring | RingCopy) -> Row:
     """Return a row of a timeline, whose ring is read now."""
-    from .timeline import Row
-
     turns, parts, num_lost = ring.read()
     return Row(
         stage, stage_number, replica, role, ring.thread_id, tuple(turns), tuple(parts), num_lost
@@ -267,7 +260,5 @@ class ConsumerRing(Ring):
         if asked_ns and (not turns or turns[-1].since_ns < asked_ns):
             started = got_ns or now
             number = self._number if got_ns else -1
-            from .timeline import Turn
-
             turns.append(Turn(asked_ns, started, now, now, -1, number, -1, -1, -1))
         return turns, parts, num_lost

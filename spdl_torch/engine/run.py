@@ -17,16 +17,21 @@ from ..locks import RLock
 from ..machine.probes import join_probing
 from ..machine.readings import Probing
 from .async_stage import AsyncStage
-from .channel import EPOCH_END, Channel, ChannelClosed, EndOfChannel, WaitIsOver
+from .channel import (
+    EPOCH_END,
+    Channel,
+    ChannelClosed,
+    EndOfChannel,
+    WaitIsOver,
+    warn_when_stalled,
+)
 from .definition import BURST_BUFFER_SIZE, default_buffer_size
-from .hooks import StageInfo, TaskHook, TaskStatsHook
+from .hooks import Reporter, Reports, StageInfo, TaskHook, TaskStatsHook, check_interval
 from .loop import LOOP_NAME, LoopThread
 from .queues import queue_maker
-from .reporter import Reporter, Reports, check_interval
 from .source import Source
 from .stacks import describe_busy
 from .stage import Stage
-from .stall import warn_when_stalled
 from .statistics import PipelineStats
 from .threads import ThreadGroup
 

@@ -29,7 +29,7 @@ _CHILD = str(_PACKAGE / "loader" / "backends" / "processes" / "child.py")
 # Files in which a thread waits for others of its run, or only watches.
 WAITING = {
     str(_PACKAGE / "engine" / "channel.py"),
-    str(_PACKAGE / "engine" / "reporter.py"),
+    str(_PACKAGE / "engine" / "hooks.py"),
     str(_PACKAGE / "machine" / "probes.py"),
     str(_PACKAGE / "observe" / "store" / "writer.py"),
     str(_PACKAGE / "observe" / "trace" / "last_seconds.py"),

@@ -21,10 +21,16 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..locks import RLock
-from .calls import (
+from .channel import EPOCH_END, ChannelClosed, EndOfChannel, Mark
+from .counters import LONG_NS, TaskCell, ThreadCount
+from .failures import FailureBudget, add_note, as_exception, attach_note, describe
+from .hooks import TaskStatsHook
+from .loop import LazyRunner
+from .ops import (
     EXHAUSTED,
     ExecutorCalls,
     Measured,
+    OpKind,
     fork_processes,
     measure,
     measure_list,
@@ -32,15 +38,9 @@ from .calls import (
     next_of,
     unmeasured,
 )
-from .channel import EPOCH_END, ChannelClosed, EndOfChannel, Mark
-from .counters import LONG_NS, TaskCell, ThreadCount
-from .failures import FailureBudget, add_note, as_exception, attach_note, describe
-from .hooks import TaskStatsHook
-from .loop import LazyRunner
-from .moments import Outcome
-from .ops import OpKind
 from .stage_hooks import BadHookError, StageHooks
 from .statistics import StageStats
+from .timeline import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

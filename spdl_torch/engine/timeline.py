@@ -1,21 +1,64 @@
-"""The timeline of a run: when each thread did what, as read from the flight recorder.
+"""The timeline of a run: when each thread did what, and what happened at one moment. It is made of
+the flight recorder's notes when somebody reads it.
 
-All times are ``time.perf_counter_ns()``; :class:`~.moments.TwoClocks` ties them to the time of day.
+All times are ``time.perf_counter_ns()``; :class:`TwoClocks` ties them to the time of day.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
-
-from .moments import Outcome
+import enum
+from time import perf_counter_ns, time_ns
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 if TYPE_CHECKING:
-    from .moments import Instant, QueueTrack, Role, TwoClocks
+    from collections.abc import Mapping
+
+Role = Literal["source", "stage", "consumer"]
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Outcome(enum.IntEnum):
+    """The outcome of a task."""
+
+    PASSED = 0  # something was passed on
+    DROPPED = 1  # the op returned None
+    FAILED = 2  # the op raised
+
+
+class QueueTrack(NamedTuple):
+    """The queue after the stage at ``stage_number``; its length is known from the turns."""
+
+    stage_number: int
+    name: str
+    capacity: int
+
+
+class Instant(NamedTuple):
+    """Something that happened at one moment: a failure, a garbage collection."""
+
+    time_ns: int
+    name: str
+    details: Mapping[str, Any] = {}
+
+
+class TwoClocks(NamedTuple):
+    """One moment, read on two clocks."""
+
+    perf_ns: int
+    system_ns: int
+    """Nanoseconds since 1970, ``time.time_ns()``."""
+
+    @classmethod
+    def now(cls) -> Self:
+        """Read both clocks now."""
+        before, system_ns, after = perf_counter_ns(), time_ns(), perf_counter_ns()
+        return cls((before + after) // 2, system_ns)
+
+    def system(self, perf_ns: int) -> int:
+        """Return the time of day of a moment."""
+        return self.system_ns + perf_ns - self.perf_ns
+
+
+class Turn(NamedTuple):
     """One round of a thread: it waited for an item, worked on it, and waited for room.
 
     A turn of the consumer: it waited for an item, and worked with it until it asked for the next.
@@ -42,8 +85,7 @@ class Turn:
     outcome: Outcome = Outcome.PASSED
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """A named part of a turn's work: ``collate``, or one sample."""
 
     name: str
@@ -52,8 +94,7 @@ class Part:
     cpu_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One thread (of an asynchronous stage: one coroutine), in order of time."""
 
     stage: str
@@ -75,8 +116,7 @@ class Row:
         return f"{self.stage}[{self.replica}]" if self.role == "stage" else self.stage
 
 
-@dataclass(frozen=True, slots=True)
-class Timeline:
+class Timeline(NamedTuple):
     """One run of a pipeline or one epoch of a loader."""
 
     pipeline: str
@@ -96,8 +136,7 @@ def row_since(row: Row, since_ns: int) -> Row:
         # If a loop was left while somebody still holds its iterator, its last step never ends.
         return (turn.started_ns if row.role == "consumer" else turn.done_ns) >= since_ns
 
-    return replace(
-        row,
+    return row._replace(
         turns=tuple(filter(is_later, row.turns)),
         parts=tuple(part for part in row.parts if part.ended_ns >= since_ns),
     )
@@ -125,10 +164,10 @@ def with_outputs(rows: list[Row], stage_number: int, num_in: int, num_out: int) 
 
     def numbered(turn: Turn) -> Turn:
         passed = turn.outcome is Outcome.PASSED
-        return replace(turn, output=outputs.get(turn.number, -1)) if passed else turn
+        return turn._replace(output=outputs.get(turn.number, -1)) if passed else turn
 
     return [
-        replace(row, turns=tuple(map(numbered, row.turns)))
+        row._replace(turns=tuple(map(numbered, row.turns)))
         if row.stage_number == stage_number
         else row
         for row in rows

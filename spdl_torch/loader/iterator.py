@@ -20,7 +20,7 @@ import torch
 from torch import autograd
 from torch.utils.data import IterableDataset
 
-from ..engine import stall
+from ..engine import channel
 from ..errors import PipelineStopped
 from .backends.backend import Draws, LoadSpec
 from .backends.jobs import NO_BATCHES, Exhausted, Failed, Loaded, NoBatch, Over
@@ -259,7 +259,7 @@ class LoaderIterator(EpochIterator):
             if self._dealing.held is None:
                 if not self._dealing.num_out:
                     return self._end_epoch()
-                instead = self._keep(self._backend.take(self._timeout or stall.STALL_SECONDS))
+                instead = self._keep(self._backend.take(self._timeout or channel.STALL_SECONDS))
                 if instead is not None:
                     return instead
             return self._fill()
@@ -327,7 +327,7 @@ class LoaderIterator(EpochIterator):
             self._backend.answer(Failed(job.number, error))
 
     def _receive_late(self) -> Result | Over:
-        waited = stall.STALL_SECONDS
+        waited = channel.STALL_SECONDS
         while True:
             _logger.warning(
                 "DataLoader: the loop has waited %g s for a batch. %s", waited, self._at_work()

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from .names import look_up
+from spdl_torch.lazy_names import import_name
 
-_MODULES = ("dataloader", "io", "pipeline", "source")
+_MODULES = dict.fromkeys(("dataloader", "io", "pipeline", "source"), ".")
 
 
 def __getattr__(name: str) -> Any:
-    return look_up(__name__, name, modules=_MODULES)
+    return import_name(__name__, _MODULES, name)
 
 
 def __dir__() -> list[str]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from spdl_torch.lazy_names import import_name
+
 from ..pipeline import PipelineBuilder, build_pipeline, cache_iterator
-from .names import look_up
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable
@@ -133,4 +134,4 @@ class CacheDataLoader(Generic[Output]):
 
 
 def __getattr__(name: str) -> Any:
-    return look_up(__name__, name)
+    return import_name(__name__, {}, name)

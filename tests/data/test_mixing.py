@@ -20,10 +20,9 @@ from hypothesis import given, settings, strategies as st
 
 import spdl_torch
 from spdl_torch.data import MixedSource, cached, mix, pack
-from spdl_torch.data.mixing import positions as lookup
+from spdl_torch.data.mixing import plan as lookup
 from spdl_torch.data.mixing.mix import shares_of
-from spdl_torch.data.mixing.plan import MAX_POSITIONS
-from spdl_torch.data.mixing.positions import shuffled_indices
+from spdl_torch.data.mixing.plan import MAX_POSITIONS, shuffled_indices
 from spdl_torch.data.sources import ListSource, as_source
 from spdl_torch.observe import SQLiteStatsWriter, entries_of, report_of_file
 from spdl_torch.pipeline import PipelineBuilder

@@ -21,7 +21,7 @@ from torch.utils.data import IterableDataset, default_collate
 
 import spdl_torch
 from spdl_torch.data import bucket, mix, pack, pad_collate
-from spdl_torch.data.packing.grouping import bucketed, packed
+from spdl_torch.data.packing.rule import bucketed, packed
 from spdl_torch.data.sources import as_source
 from spdl_torch.pipeline import PipelineBuilder
 

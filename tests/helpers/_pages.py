@@ -8,8 +8,16 @@ from html.parser import HTMLParser
 
 from _readings import PipelineStats, StageStats
 
-from spdl_torch.engine.moments import Instant, Outcome, QueueTrack, TwoClocks
-from spdl_torch.engine.timeline import Part, Row, Timeline, Turn
+from spdl_torch.engine.timeline import (
+    Instant,
+    Outcome,
+    Part,
+    QueueTrack,
+    Row,
+    Timeline,
+    Turn,
+    TwoClocks,
+)
 from spdl_torch.observe import (
     Probes,
     make_report,

@@ -11,7 +11,7 @@ from _datasets import GatedData
 from _loader_helpers import PATIENCE_SECONDS, ThreadLoader as DataLoader
 from torch.utils.data import IterableDataset
 
-from spdl_torch.engine import stall
+from spdl_torch.engine import channel
 from spdl_torch.observe import flight_recorder
 from spdl_torch.pipeline import PipelineBuilder
 
@@ -91,7 +91,7 @@ def test_timeout_names_collate_fn():
 
 def test_long_wait_is_logged_without_a_timeout(caplog, monkeypatch):
     """Without a timeout the log says so, and the batch is handed out when it comes."""
-    monkeypatch.setattr(stall, "STALL_SECONDS", 0.05)
+    monkeypatch.setattr(channel, "STALL_SECONDS", 0.05)
     dataset = GatedData(4, held=2)
     message = "Waiting for batch 2"
     opener = threading.Thread(target=_open_when_logged, args=(dataset.gate, caplog, message))
@@ -105,7 +105,7 @@ def test_long_wait_is_logged_without_a_timeout(caplog, monkeypatch):
 
 def test_long_wait_for_a_pipeline_is_logged(caplog, monkeypatch):
     """Nobody has to have thought of a timeout or of the flight recorder before."""
-    monkeypatch.setattr(stall, "STALL_SECONDS", 0.05)
+    monkeypatch.setattr(channel, "STALL_SECONDS", 0.05)
     gate = threading.Event()
 
     def wait(item):

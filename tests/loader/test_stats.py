@@ -13,9 +13,9 @@ from _seats import FORKED, NONE, SERVED, THREADS, in_seats
 from hypothesis import given, settings, strategies as st
 
 from spdl_torch import DataLoader
-from spdl_torch.engine import calls as calls_module, counters as counters_module
-from spdl_torch.engine.calls import metered
+from spdl_torch.engine import counters as counters_module, ops as ops_module
 from spdl_torch.engine.counters import QueueCounters, TaskCell, TaskCounters
+from spdl_torch.engine.ops import metered
 from spdl_torch.engine.statistics import queue_stats, task_stats
 from spdl_torch.loader.backends.processes import worker_process
 from spdl_torch.loader.backends.processes.process import start_child
@@ -326,7 +326,7 @@ def clocked_run(as_kind, calls):
     """Time calls that take these wall and CPU times, each after others in which none runs."""
     clock = FakeClock()
     with pytest.MonkeyPatch.context() as patch:
-        clock.install(patch, timing_module, calls_module, counters_module)
+        clock.install(patch, timing_module, ops_module, counters_module)
         cell, call = as_kind(lambda times: clock.advance(*times))
         for before, times in calls:
             clock.advance(*before)

@@ -8,7 +8,6 @@ import math
 import os
 import random
 from collections import Counter
-from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -19,8 +18,16 @@ from hypothesis import given, settings, strategies as st
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from spdl_torch.__main__ import main
-from spdl_torch.engine.moments import Instant, Outcome, QueueTrack, TwoClocks
-from spdl_torch.engine.timeline import Part, Row, Timeline, Turn
+from spdl_torch.engine.timeline import (
+    Instant,
+    Outcome,
+    Part,
+    QueueTrack,
+    Row,
+    Timeline,
+    Turn,
+    TwoClocks,
+)
 from spdl_torch.observe import (
     Probes,
     Profile,
@@ -273,7 +280,7 @@ def runs(draw):
         outputs = {each.number: output for output, each in enumerate(passed)}
         role = "consumer" if is_last else "stage"
         for n, (turns, parts) in enumerate(threads):
-            own = tuple(replace(each, output=outputs.get(each.number, -1)) for each in turns)
+            own = tuple(each._replace(output=outputs.get(each.number, -1)) for each in turns)
             kept = {"parts": tuple(parts), "num_lost": dice.randrange(3)}
             rows.append(Row(f"s{position}", position, n, role, n, own, **kept))
         queues += [] if is_last else [QueueTrack(position, f"q{position}", 2)]
@@ -413,7 +420,7 @@ def torch_trace(path):
 def test_merge_with_torch_lays_both_on_one_clock(tmp_path):
     """torch's events stay as they are; ours are at their time, on rows of their own."""
     clock = torch_trace(tmp_path / "torch.json.gz")
-    timeline = replace(small_timeline(start=clock.perf_ns / MS), clock=clock)
+    timeline = small_timeline(start=clock.perf_ns / MS)._replace(clock=clock)
     ours = profile_with(timeline).write_trace(tmp_path / "ours.json")
     path = merge_with_torch(ours, tmp_path / "torch.json.gz", tmp_path / "both.json.gz")
 

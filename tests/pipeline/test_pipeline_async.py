@@ -24,7 +24,7 @@ from _gates import (
 from _inside import run_of
 
 from spdl_torch.engine import async_stage, channel, counters, hooks, run
-from spdl_torch.pipeline import PipelineFailure, TaskHook
+from spdl_torch.pipeline import PipelineFailure, TaskHook, TaskStatsHook
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -43,6 +43,13 @@ async def outputs_for_ever(item):
 async def aspread(item):
     yield item
     yield item
+
+
+class Listener(TaskStatsHook):
+    """Somebody who is told what the tasks of a stage did."""
+
+    def interval_stats_callback(self, stats):
+        pass
 
 
 class Around(TaskHook):
@@ -236,6 +243,9 @@ def test_threads_beyond_the_workers_are_those_that_are_needed():
     assert names(same) == ["spdl-GatedOp-0", "spdl-same-0", "spdl-src"]
     assert names(asame) == [
         *("spdl-GatedOp-0", "spdl-asame-emitter", "spdl-asame-feeder", "spdl-loop", "spdl-src")
+    ]
+    assert names(task_hook_factory=lambda info: [Listener(info)]) == [
+        *("spdl-GatedOp-0", "spdl-src", "spdl-stats")
     ]
 
 

@@ -26,10 +26,10 @@ from _gates import (
 from _inside import run_of
 
 from spdl_torch.engine import (
-    calls as calls_module,
     channel as channel_module,
     counters as counters_module,
     hooks as hooks_module,
+    ops as ops_module,
     run as run_module,
     stage as stage_module,
 )
@@ -421,7 +421,7 @@ def clock(monkeypatch):
     clock.install(
         monkeypatch,
         *(channel_module, counters_module, hooks_module),
-        *(calls_module, run_module, stage_module),
+        *(ops_module, run_module, stage_module),
     )
     return clock
 

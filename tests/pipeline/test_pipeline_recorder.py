@@ -9,9 +9,9 @@ from _gates import Boom, GatedOp, asame, pipeline_of, run_child, same, until
 from _inside import run_of
 from hypothesis import given, settings, strategies as st
 
-from spdl_torch.engine.moments import Outcome
 from spdl_torch.engine.recorder import RecordingSession, live_recorders
 from spdl_torch.engine.rings import Ring
+from spdl_torch.engine.timeline import Outcome
 from spdl_torch.errors import PipelineStopped
 from spdl_torch.pipeline import PipelineBuilder
 

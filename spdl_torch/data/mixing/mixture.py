@@ -12,8 +12,7 @@ from ...loader.fetching.samples import takes_batches
 from ...loader.rng.streams import borrowers_in, contexts_of_part
 from ...loader.sampling.distributed_sampler import DistributedSampler
 from ..sources._base import DataSource, check_start, checked_epoch, seed_of
-from .plan import MAX_POSITIONS, MixturePlan
-from .positions import Positions
+from .plan import MAX_POSITIONS, MixturePlan, Positions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

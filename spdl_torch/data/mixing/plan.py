@@ -1,4 +1,4 @@
-"""The plan of a mixture: which source gives its next sample at a position.
+"""The plan of a mixture: which source gives its next sample at a position, and the index of it.
 
 Time runs at ``_TICKS`` ticks a position. A source of share ``w`` gives one sample in every stretch
 of ``_TICKS / w`` ticks, at a tick of the stretch that a counter-based random number chooses::
@@ -13,12 +13,20 @@ tick is it more than one sample from the share, and nothing has to be remembered
 computed in integers, so positions are the same wherever the computation begins.
 
 Where the weights change, a new phase begins with its own time.
+
+A lookup takes a fraction of a microsecond, computing a block of positions more than a thousand
+times as long. So blocks are kept: enough for several threads that each read in order, and for
+reading in any order if the whole training is not too long. Once there is no room for more, the
+first request within a block computes one position alone, and the second the whole block.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from collections import deque
+from itertools import accumulate
+from operator import index as as_index
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -29,7 +37,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    Counts = NDArray[np.int64]
+    Int64s = NDArray[np.int64]
     UInt64s = NDArray[np.uint64]
 
 Stop = Literal["first", "all", "never"]
@@ -41,10 +49,14 @@ MAX_POSITIONS = _LAST_TICK // _TICKS
 """The number of positions that a plan can have."""
 BLOCK_LENGTH = 8192
 """The number of positions that are best computed at once: fewer cost nearly as much."""
+_MOST_BLOCKS = 1024  # 8 million positions, at most 34 MB with sources of 2**32 samples together
+_NUM_RECENT = 64  # recently missed blocks: more than there are threads that read in order
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
+_NUM_ROUNDS = 6
+_SALTS = [np.uint64(number * 0xD1342543DE82EF95 % 2**64) for number in range(_NUM_ROUNDS)]
 
 
 def numbers_at(key: int | UInt64s, counters: NDArray[np.int64]) -> UInt64s:
@@ -81,13 +93,13 @@ class MixturePlan:
         self.drawn = sorted({source for phase in self._phases for source in phase.drawn})
         """The sources whose weight is not always 0."""
 
-    def counts(self, position: int) -> Counts:
+    def counts(self, position: int) -> Int64s:
         """Return how many of the samples before ``position`` come from each source: int64, of shape
         (sources,). Raises: IndexError: there is no such position.
         """
         return self._phase_at(position).counts(position)
 
-    def samples(self, first: int, length: int = BLOCK_LENGTH) -> tuple[Counts, Counts]:
+    def samples(self, first: int, length: int = BLOCK_LENGTH) -> tuple[Int64s, Int64s]:
         """Return the sources of the samples at ``length`` positions from ``first`` on, and the
         number of samples that the source has given before each. Raises: IndexError: ``first`` is
         not a position.
@@ -123,7 +135,7 @@ class _Phase:
     """
 
     def __init__(
-        self, positions: range, before: Counts, shares: Sequence[float], keys: Sequence[int]
+        self, positions: range, before: Int64s, shares: Sequence[float], keys: Sequence[int]
     ) -> None:
         self.positions = positions
         self.drawn = [source for source, share in enumerate(shares) if share > 0]
@@ -135,7 +147,7 @@ class _Phase:
             [min(round(_TICKS / shares[source]), _LAST_TICK) for source in self.drawn], np.int64
         )
 
-    def counts(self, position: int) -> Counts:
+    def counts(self, position: int) -> Int64s:
         """Return how many of the samples before ``position`` come from each source."""
         tick, given, missing = self._tick_near(position)
         sources, _ = self._samples_from(tick, missing)
@@ -143,7 +155,7 @@ class _Phase:
         found[self._sources] += given
         return found
 
-    def samples(self, first: int, length: int) -> tuple[Counts, Counts]:
+    def samples(self, first: int, length: int) -> tuple[Int64s, Int64s]:
         """Return the source of each sample at ``length`` positions from ``first`` on, or up to the
         phase's end, and the number that it has in its source.
         """
@@ -166,7 +178,7 @@ class _Phase:
         position = self.positions.start + int(before.sum() + (at - before)[:own].sum())
         return position if position in self.positions else None
 
-    def _samples_from(self, begin: int, length: int) -> tuple[Counts, Counts]:
+    def _samples_from(self, begin: int, length: int) -> tuple[Int64s, Int64s]:
         """Return source and number of the first ``length`` samples from a tick on."""
         # Each source is up to one sample behind its share there, and one more here.
         end = begin + (length + 2 * len(self.drawn) + 2) * _TICKS
@@ -177,7 +189,7 @@ class _Phase:
         order = np.argsort(ticks, kind="stable")[:length]
         return sources[order], draws[order]
 
-    def _tick_near(self, position: int) -> tuple[int, Counts, int]:
+    def _tick_near(self, position: int) -> tuple[int, Int64s, int]:
         """Return a tick before which hardly fewer samples than those before ``position`` are given,
         how many each source that is drawn gives before it, and how many are missing.
         """
@@ -192,12 +204,12 @@ class _Phase:
             # Stretches are rounded to whole ticks, so the guess is wrong far from the start.
             tick = max(0, tick + (missing - margin) * _TICKS)
 
-    def _counts_before(self, tick: int) -> Counts:
+    def _counts_before(self, tick: int) -> Int64s:
         """Return how many samples each source that is drawn gives before ``tick``."""
         whole, rest = np.divmod(np.int64(tick), self._stretches)
         return whole + (self._tick_in(self._keys, whole, self._stretches) < rest)
 
-    def _ticks_between(self, own: int, begin: int, end: int) -> tuple[Counts, Counts]:
+    def _ticks_between(self, own: int, begin: int, end: int) -> tuple[Int64s, Int64s]:
         """Return the ticks from ``begin`` to before ``end`` at which a source gives a sample, and
         the numbers of those samples.
         """
@@ -208,5 +220,118 @@ class _Phase:
         return ticks[inside], draws[inside]
 
     @staticmethod
-    def _tick_in(keys: UInt64s, draws: Counts, stretches: Counts) -> Counts:
+    def _tick_in(keys: UInt64s, draws: Int64s, stretches: Int64s) -> Int64s:
         return (numbers_at(keys, draws) % stretches.astype(np.uint64)).astype(np.int64)
+
+
+class Positions:
+    """The sample at every position, as its number in all sources end to end.
+
+    Threads may use it at once; a copy for a worker thread is the object itself, and a pickle holds
+    no blocks.
+    """
+
+    def __init__(
+        self, plan: MixturePlan, lengths: Sequence[int], keys: Sequence[int], *, shuffle: bool
+    ) -> None:
+        self._plan = plan
+        self._lengths = tuple(lengths)
+        self._keys = tuple(keys)
+        self._shuffle = shuffle
+        self._firsts = [0, *accumulate(lengths)]  # the number of each source's first sample
+        self._dtype = next(d for d in "BHIQ" if self._firsts[-1] <= np.iinfo(d).max)
+        self._blocks: dict[int, memoryview[int]] = {}
+        self._missed: deque[int] = deque(maxlen=_NUM_RECENT)
+
+    def __deepcopy__(self, memo: object) -> Positions:
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_blocks": {}}
+
+    def at(self, position: int) -> tuple[int, int]:
+        """Return the number of the source, and the index of the sample there.
+
+        Raises: IndexError: there is no such position.
+        """
+        number, place = divmod(as_index(position), BLOCK_LENGTH)
+        block = self._blocks.get(number)
+        if block is None:
+            self._plan.check(position)
+            block = self._found(number)
+        sample = block[place] if block else self._computed(number * BLOCK_LENGTH + place, 1)[0]
+        source = bisect_right(self._firsts, sample) - 1
+        return source, sample - self._firsts[source]
+
+    def counts(self, positions: NDArray[Any]) -> Int64s:
+        """Return how many of the samples at these positions come from each source."""
+        positions = np.sort(positions)
+        numbers, firsts = np.unique(positions // BLOCK_LENGTH, return_index=True)
+        counts = np.zeros(len(self._lengths), np.int64)
+        for number, own in zip(numbers.tolist(), np.split(positions, firsts)[1:], strict=True):
+            block = self._blocks.get(number) or self._computed(number * BLOCK_LENGTH, BLOCK_LENGTH)
+            samples = np.asarray(block)[own % BLOCK_LENGTH]
+            counts += np.histogram(samples, self._firsts)[0]
+        return counts
+
+    def _found(self, number: int) -> memoryview[int] | None:
+        """Compute a missing block, keep it and return it; None = compute the one position alone."""
+        if len(self._blocks) >= _MOST_BLOCKS:
+            if number not in self._missed:
+                self._missed.append(number)
+                return None
+            # Another thread may remove the same one first.
+            self._blocks.pop(next(iter([*self._blocks]), -1), None)
+        block = self._blocks[number] = self._computed(number * BLOCK_LENGTH, BLOCK_LENGTH)
+        return block
+
+    def _computed(self, first: int, length: int) -> memoryview[int]:
+        """Return the samples at ``length`` positions: as ints of a view, which are fast to read."""
+        sources, draws = self._plan.samples(first, length)
+        samples = np.empty_like(draws)
+        for source, length in enumerate(self._lengths):
+            own = sources == source
+            if own.any():
+                passes, indices = np.divmod(draws[own], length)
+                if self._shuffle:
+                    indices = shuffled_indices(self._keys[source], passes, indices, length)
+                samples[own] = self._firsts[source] + indices
+        small: Any = samples.astype(self._dtype)
+        return memoryview(small)
+
+
+def shuffled_indices(key: int, passes: Int64s, indices: Int64s, length: int) -> Int64s:
+    """Return what each index becomes in its pass: for every pass a permutation of
+    ``range(length)``.
+
+    The permutation is computed, not stored: a Feistel cipher over the next power of two, repeated
+    for results that are not below ``length``, which takes at most 2 passes on average.
+    """
+    num_bits = max(2, (length - 1).bit_length())
+    keys = numbers_at(key, passes)
+    found = indices.astype(np.uint64)
+    outside = np.arange(len(found))
+    while len(outside):
+        found[outside] = _encrypted(found[outside], keys[outside], num_bits)
+        outside = outside[found[outside] >= np.uint64(length)]
+    return found.astype(np.int64)
+
+
+def _encrypted(values: UInt64s, keys: UInt64s, num_bits: int) -> UInt64s:
+    """Return a permutation of the numbers of ``num_bits`` bits, one for each key."""
+    width_right = num_bits // 2
+    width_left = num_bits - width_right
+    left, right = values >> np.uint64(width_right), values & _mask(width_right)
+    for number, salt in enumerate(_SALTS):
+        # The halves may differ by one bit: each keeps its own width, and they take turns.
+        if number % 2 == 0:
+            drawn = numbers_at(keys + salt, right.astype(np.int64))
+            left = left ^ (drawn & _mask(width_left))
+        else:
+            drawn = numbers_at(keys + salt, left.astype(np.int64))
+            right = right ^ (drawn & _mask(width_right))
+    return (left << np.uint64(width_right)) | right
+
+
+def _mask(width: int) -> np.uint64:
+    return np.uint64((1 << width) - 1)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from .sizes import Piece
+    from .rule import Piece
 
 
 class Document(NamedTuple):

@@ -13,7 +13,7 @@ from ...loader.sampling.distributed_sampler import DistributedSampler
 from ...loader.state_fields import is_whole_number
 from ..mixing.mixture import Mixture
 from .collate import Document, PackCollate
-from .sizes import Piece
+from .rule import Piece
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -9,13 +9,13 @@ from ..sources._stream import is_map_style
 from .collate import PackCollate, pad_collate
 from .dataset import GroupedDataset
 from .plan import GroupPlan
-from .sizes import Rule
+from .rule import Rule
 from .stream import GroupedStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from .sizes import Oversize, Size, SizeOf
+    from .rule import Oversize, Size, SizeOf
 
 _LOOK_AHEAD = 4096
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..mixing.mixture import Mixture
-from .sizes import sizes_of, volumes_of
+from .rule import sizes_of, volumes_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from .sizes import Pieces, Rule
+    from .rule import Pieces, Rule
 
 _WINDOW_GROUPS = 1024  # groups that are made together: with more, they would hardly be fuller
 _LEAST_GROUPS = 64

@@ -17,13 +17,13 @@ from ..dataset import PipelineDataset
 from ..sources import as_source
 from .collate import Document, PackCollate
 from .plan import Groups
-from .sizes import as_sizes
+from .rule import as_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ...loader.sampling.parts import OwnRank, Shard
-    from .sizes import Rule, Size
+    from .rule import Rule, Size
 
 _VERSION = 1
 

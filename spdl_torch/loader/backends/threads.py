@@ -13,8 +13,7 @@ from contextlib import nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from ...engine import stall
-from ...engine.channel import Channel, ChannelClosed
+from ...engine.channel import Channel, ChannelClosed, warn_when_stalled
 from ...engine.failures import text_of
 from ...engine.shared import Once
 from ...locks import RLock
@@ -229,7 +228,7 @@ class Threads(Crew):
                 else:
                     num_started += 1
             for _ in range(num_started):
-                stall.warn_when_stalled(ready.get, self._log_slow_start)
+                warn_when_stalled(ready.get, self._log_slow_start)
         return missing
 
     def _log_slow_start(self, seconds: float) -> None:

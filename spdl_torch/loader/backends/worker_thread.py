@@ -15,7 +15,7 @@ import torch
 from torch.utils.data._utils import worker as torch_worker
 
 from ...engine.channel import ChannelClosed
-from ...engine.moments import Outcome
+from ...engine.timeline import Outcome
 from ...scopes import scope
 from ..error_notes import Reason, add_thread_note
 from ..fetching.bad_samples import NoGoodSample, Tries

@@ -10,8 +10,8 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from ...engine.hooks import TaskHook, TaskStatsHook
-from ...engine.moments import TwoClocks
 from ...engine.queues import StatsQueue
+from ...engine.timeline import TwoClocks
 from ...machine.garbage import Collections
 from ...machine.probes import is_probing, probe_counters
 from ...machine.readings import probes_between

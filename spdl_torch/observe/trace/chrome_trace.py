@@ -17,11 +17,11 @@ import itertools
 import math
 import socket
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ...engine.moments import Outcome, TwoClocks
+from ...engine.timeline import Outcome, TwoClocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -201,9 +201,9 @@ def _since(timeline: Timeline, cutoff: float) -> Timeline:
     for row in timeline.rows:
         turns = tuple(turn for turn in row.turns if turn.done_ns > cutoff)
         parts = tuple(part for part in row.parts if part.ended_ns > cutoff)
-        rows.append(replace(row, turns=turns, parts=parts))
+        rows.append(row._replace(turns=turns, parts=parts))
     instants = tuple(instant for instant in timeline.instants if instant.time_ns > cutoff)
-    return replace(timeline, rows=tuple(rows), instants=instants)
+    return timeline._replace(rows=tuple(rows), instants=instants)
 
 
 def _num_slices(turn: Turn) -> int:

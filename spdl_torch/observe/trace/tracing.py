@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter, deque
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any
@@ -284,7 +284,7 @@ def profile_of(
         # Garbage collections belong to the process: the timeline of every run at the time has them.
         own = [i for i in timeline.instants if i.name != "gc" or i.time_ns not in collections]
         collections.update(i.time_ns for i in own if i.name == "gc")
-        shown.append(replace(timeline, instants=tuple(own)))
+        shown.append(timeline._replace(instants=tuple(own)))
         owner = recorder.owner
         found = (None if owner is None else report_of(owner)) or _NOTHING
         if longest is None or found.stats.elapsed > report.stats.elapsed:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from spdl_torch.lazy_names import import_name
+
 from ...engine.definition import (
     Aggregate,
     Aggregator,
@@ -15,7 +17,6 @@ from ...engine.definition import (
     SourceSpec as SourceConfig,
     StageSpec as PipeConfig,
 )
-from ..names import look_up
 
 __all__ = [
     "Aggregate",
@@ -31,4 +32,4 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    return look_up(__name__, name)
+    return import_name(__name__, {}, name)

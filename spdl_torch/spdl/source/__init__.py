@@ -2,16 +2,20 @@
 
 They need neither torch nor a process group: rank and world size are given. For training with a
 DataLoader there is :class:`spdl_torch.DistributedSampler`; for files, shards and resuming,
-``spdl_torch.data.sources``.
+``spdl_torch.data.sources``. The kinds of sources are protocols, which ``isinstance`` checks by the
+methods present.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
-from ..names import look_up
+from spdl_torch.lazy_names import import_name
+
 from ._sampler import DistributedDeterministicSampler, DistributedRandomSampler
-from ._types import IterableWithShuffle, SizedIterable, SizedIterableWithShuffle
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = [
     "DistributedDeterministicSampler",
@@ -21,11 +25,46 @@ __all__ = [
     "SizedIterableWithShuffle",
 ]
 
-_MODULES = ("imagenet", "local_directory", "utils")
+_MODULES = dict.fromkeys(("imagenet", "local_directory", "utils"), ".")
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+@runtime_checkable
+class IterableWithShuffle(Protocol[T_co]):
+    """An iterable whose order can be changed."""
+
+    def __iter__(self) -> Iterator[T_co]: ...
+
+    def shuffle(self, seed: int) -> None:
+        """Make iterations from now on use the order that belongs to ``seed``."""
+        ...
+
+
+@runtime_checkable
+class SizedIterable(Protocol[T_co]):
+    """An iterable with a length."""
+
+    def __iter__(self) -> Iterator[T_co]: ...
+
+    def __len__(self) -> int: ...
+
+
+@runtime_checkable
+class SizedIterableWithShuffle(Protocol[T_co]):
+    """An iterable with a length, whose order can be changed."""
+
+    def __iter__(self) -> Iterator[T_co]: ...
+
+    def __len__(self) -> int: ...
+
+    def shuffle(self, seed: int) -> None:
+        """Make iterations from now on use the order that belongs to ``seed``."""
+        ...
 
 
 def __getattr__(name: str) -> Any:
-    return look_up(__name__, name, modules=_MODULES)
+    return import_name(__name__, _MODULES, name)
 
 
 def __dir__() -> list[str]:

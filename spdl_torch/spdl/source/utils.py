@@ -11,7 +11,7 @@ from fractions import Fraction
 from itertools import accumulate, count, islice
 from typing import Any, Generic, TypeVar, overload
 
-from ._types import IterableWithShuffle, SizedIterable, SizedIterableWithShuffle
+from . import IterableWithShuffle, SizedIterable, SizedIterableWithShuffle
 
 __all__ = ["MergeIterator", "embed_shuffle", "repeat_source"]
 

@@ -6,7 +6,6 @@ import operator
 import pickle
 import weakref
 from collections import Counter
-from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -148,7 +147,7 @@ class ProcessRows:
         rings = self._kept if self._is_over else [*self._kept, *self._read(self._children())]
         theirs = [read_row(_ROW, 1, number, "stage", ring) for number, ring in rings]
         rows = sorted((*own.rows, *theirs), key=lambda row: (row.stage_number, row.replica))
-        return replace(own, rows=tuple(rows))
+        return own._replace(rows=tuple(rows))
 
     def _children(self) -> Sequence[WorkerProcess]:
         counts = self._counts()
