@@ -48,7 +48,7 @@ RUN_DELAY = 0.10
 """Share of the threads' time in which they could run and had no core (saturated: 0.2 to 0.7)."""
 _TAKEN_CORES = 0.85
 """The share of the cores in use below which threads that have none wait for other programs."""
-_MOSTLY_WAITING = 0.7
+_MOSTLY_WAITING = 0.5
 """The least share of the ops' time without a core that counts as waiting for storage, whoever
 has the cores."""
 _WAITING_OP = 0.2
