@@ -55,10 +55,10 @@ def _leave_figures(sites: list[Any], folder: Path) -> None:
     """Write the figures of this process's loops, at its end."""
     figures = {}
     for made in sites:
-        seconds = made.waited + made.stepped - made.first
+        seconds = made.waited + made.stepped
         if made.num_batches > 1 and seconds > 0:
             name = f"{made.site.where}, {made.site.loads}"
-            figures[f"{name}: batches/s"] = (made.num_batches - 1) / seconds
+            figures[f"{name}: batches/s"] = made.num_batches / seconds
             figures[f"{name}: s to first batch"] = made.first
     (folder / f"{os.getpid()}.json").write_text(json.dumps(figures))
 
@@ -124,5 +124,5 @@ def _of_slowest(own: float, told: str) -> str | None:
     text = ", ".join(f"rank {each} {percent(share)}" for each, share in waits.items())
     slowest = slowest_of(waits)
     known = "" if len(waits) == num_ranks else "others have not ended, and of these "
-    text = f"Of the time, waiting for data takes {text}: {known}rank {slowest}, whose report"
-    return "\n".join([texts[slowest], "", wrapped(f"{text} this is, is the slowest.", "RANKS    ")])
+    text = f"Of the time, waiting for data takes {text}: {known}rank {slowest}, shown above, is the"
+    return "\n".join([texts[slowest], "", wrapped(f"{text} slowest.", "RANKS    ")])

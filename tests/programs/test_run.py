@@ -421,7 +421,7 @@ def test_first_of_several_ranks_reports_on_the_slowest(folder):
         (status, out, err), (other_status, _, other_err) = map(ended, ranks)
     assert (status, out) == (0, "502.6875\n"), err
     assert sites(err) == ["ranks.py:9"]
-    slowest = r"rank 0 .* %, rank 1 .* %: rank ([01]), whose report this is, is the slowest"
+    slowest = r"rank 0 .* %, rank 1 .* %: rank ([01]), shown above, is the slowest"
     number = re.search(slowest, " ".join(err.split()))[1]
     assert f"SquaresOfRank{number} of " in err
     assert (other_status, sites(other_err)) == (0, [])
