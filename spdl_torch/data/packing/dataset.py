@@ -1,9 +1,12 @@
-"""Map-style datasets whose samples come in groups, and the sampler of the groups."""
+"""Map-style datasets whose samples come in groups: the plan of an epoch, which says by their sizes
+alone which samples make which group; the dataset of the groups, and their sampler."""
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch.utils.data import Dataset
 
 from ...loader.error_notes import add_thread_note
@@ -13,13 +16,154 @@ from ...loader.sampling.distributed_sampler import DistributedSampler
 from ...loader.state_fields import is_whole_number
 from ..mixing.mixture import Mixture
 from .collate import Document, PackCollate
-from .rule import Piece
+from .rule import Piece, sizes_of, volumes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from numpy.typing import NDArray
+
     from ...loader.sampling.parts import Tail
-    from .plan import GroupPlan
+    from .rule import Pieces, Rule
+
+_WINDOW_GROUPS = 1024  # groups that are made together: with more, they would hardly be fuller
+_LEAST_GROUPS = 64
+
+
+class Groups:
+    """The groups of one epoch, or of one window of a stream: numbers of pieces.
+
+    Memory: 4 bytes a piece (8 for 2**31 and more), and 12 a group.
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        pieces: Pieces,
+        members: NDArray[Any],
+        ends: NDArray[np.int64],
+        turns: NDArray[Any],
+    ) -> None:
+        self._rule = rule
+        self._pieces = pieces
+        self._members = members  # of one group after another
+        self._ends = ends
+        self._turns = turns
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, number: int) -> list[int]:
+        group = int(self._turns[number])
+        first = int(self._ends[group - 1]) if group else 0
+        members: list[int] = self._members[first : int(self._ends[group])].tolist()
+        return members
+
+    def entries(self, number: int) -> list[Any]:
+        """Return a group for a worker, who knows the pieces of the first epoch alone."""
+        group, pieces = self[number], self._pieces
+        if pieces.first == 0:
+            return group
+        if self._rule.who == "pack":
+            return [tuple(pieces.piece(member)) for member in group]
+        return [pieces.first + member for member in group]
+
+    def samples_begun(self, num_groups: int) -> NDArray[np.int64]:
+        """Return the samples that begin in the first groups."""
+        is_given = np.zeros(len(self), bool)
+        is_given[self._turns[:num_groups]] = True
+        lengths = np.diff(self._ends, prepend=0)
+        return self._pieces.begun(self._members[np.repeat(is_given, lengths)])
+
+    @property
+    def size(self) -> int:
+        """The sum of the sizes of all samples."""
+        return int(volumes_of(self._pieces.sizes).sum(dtype=np.int64))
+
+    @property
+    def room(self) -> int:
+        """The room of all groups together: the budget of each pack; of a padded batch the largest
+        size in each dimension, times the number of samples.
+        """
+        if self._rule.who == "pack" or not len(self):
+            return len(self) * self._rule.budget
+        starts = np.concatenate([[0], self._ends[:-1]])
+        largest = np.maximum.reduceat(self._pieces.sizes[self._members], starts)
+        return int((volumes_of(largest) * (self._ends - starts)).sum())
+
+
+class GroupPlan:
+    """The groups of every epoch; those of the last epoch that was asked for are kept.
+
+    An epoch's samples are shuffled, then grouped in windows that make some 1024 groups each, and
+    the groups are shuffled. Within a window, sizes decide which samples meet, so a sample meets
+    others in another epoch only because its window is another one: even a small dataset has four,
+    a tiny one fewer. Windows also bound the memory that grouping takes. The samples of a window's
+    last group, which is seldom full, begin the next window.
+    """
+
+    def __init__(self, rule: Rule, dataset: Any, size_of: Any) -> None:
+        self.rule = rule
+        self.pieces = rule.pieces_of(sizes_of(dataset, size_of, rule.who))
+        """The pieces of the first epoch; of a mixture, later epochs have others."""
+        self._dataset = dataset
+        self._size_of = size_of
+        sizes = self.pieces.sizes
+        num_groups = max(1, int(volumes_of(sizes).sum(dtype=np.int64)) // rule.budget)
+        most = max(_LEAST_GROUPS, min(_WINDOW_GROUPS, num_groups // 4))
+        self.window = max(2, most * len(sizes) // num_groups)
+        self._kept: tuple[int, Groups] | None = None
+
+    def groups(self, epoch: int) -> Groups:
+        """Return the groups of an epoch."""
+        if self._kept is None or self._kept[0] != epoch:
+            self._kept = None  # two epochs are never kept together
+            self._kept = epoch, self._grouped(epoch)
+        return self._kept[1]
+
+    def waste(self, epoch: int) -> float:
+        """Return the share of the room in an epoch's groups that no sample fills."""
+        groups = self.groups(epoch)
+        room = groups.room
+        return 1 - groups.size / room if room else 0.0
+
+    @cached_property
+    def first_epoch(self) -> tuple[int, float]:
+        """The number of groups of the first epoch, and their waste. A report asks for it in every
+        epoch, whose groups are kept.
+        """
+        return len(self.groups(0)), self.waste(0)
+
+    def _grouped(self, epoch: int) -> Groups:
+        rule, pieces = self.rule, self._pieces_at(epoch)
+        members = rule.order(len(pieces.sizes), rule.generator("samples", epoch))
+        ends: list[int] = []
+        first, is_last = 0, not len(members)
+        while not is_last:
+            window = members[first : first + self.window]
+            is_last = first + len(window) == len(members)
+            places, own = rule.grouped(pieces.sizes[window])
+            window[:] = window[places]  # in place: the order of all samples exists once
+            if not is_last and len(own) > 1:
+                own.pop()
+            ends += [first + end for end in own]
+            first = ends[-1]
+        turns = rule.order(len(ends), rule.generator("groups", epoch))
+        return Groups(rule, pieces, members, np.array(ends, np.int64), turns)
+
+    def _pieces_at(self, epoch: int) -> Pieces:
+        if not (epoch and isinstance(self._dataset, Mixture)):
+            return self.pieces
+        who, size_of, first = self.rule.who, self._size_of, epoch * len(self._dataset)
+        if not callable(size_of):
+            raise ValueError(
+                f"{who}: size_of must be a function of the position, got a "
+                f"{type(size_of).__name__} of the first epoch's sizes: a mixture's later epochs "
+                "have other samples. mixture.locate(position) returns the source's name and the "
+                "index there."
+            )
+        sizes = sizes_of(self._dataset, lambda place: size_of(first + place), who)
+        return self.rule.pieces_of(sizes, first=first)
 
 
 class GroupedDataset(Dataset[Any]):

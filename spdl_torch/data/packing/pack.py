@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ...loader.sampling.parts import OwnRank
 from ..sources._stream import is_map_style
 from .collate import PackCollate, pad_collate
-from .dataset import GroupedDataset
-from .plan import GroupPlan
+from .dataset import GroupedDataset, GroupPlan
 from .rule import Rule
 from .stream import GroupedStream
 

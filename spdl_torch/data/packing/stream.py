@@ -16,7 +16,7 @@ from ...loader.state_fields import NUMBER, check_fields, check_version
 from ..dataset import PipelineDataset
 from ..sources import as_source
 from .collate import Document, PackCollate
-from .plan import Groups
+from .dataset import Groups
 from .rule import as_sizes
 
 if TYPE_CHECKING:
