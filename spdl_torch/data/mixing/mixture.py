@@ -142,6 +142,10 @@ class Mixture(Dataset[T_co]):
         """
         return self._as_source().shard(index, count)
 
+    def positions_of(self, epoch: int) -> range:
+        """Return the positions of an epoch: those that follow the epoch before."""
+        return range(epoch * self._length, (epoch + 1) * self._length)
+
     def locate(self, position: int) -> tuple[str, int]:
         """Return the name of the source that gives the sample at a position, and the sample's index
         there. Raises: IndexError: the position is negative.
@@ -172,7 +176,7 @@ class Mixture(Dataset[T_co]):
         """Return the remark for a loader's report on what each source has given: in the epoch up to
         ``num_samples``, and in all epochs up to there.
         """
-        first = epoch * self._length
+        first = self.positions_of(epoch).start
         now, ever = (
             ", ".join(
                 f"{name} {count}" for name, count in self.counts(first + num_samples, start).items()
@@ -185,7 +189,7 @@ class Mixture(Dataset[T_co]):
         """Return the number of samples that each source gave in an epoch, up to ``num_samples``,
         as ``mixture/NAME``.
         """
-        first = epoch * self._length
+        first = self.positions_of(epoch).start
         counts = self.counts(first + num_samples, first)
         return {f"mixture/{name}": count for name, count in counts.items()}
 
@@ -279,15 +283,15 @@ class MixturePart(DataSource[T_co]):
     def iterate(self, start: int = 0) -> Iterator[T_co]:
         """Iterate from the ``start``-th sample of the epoch on, without reading earlier ones."""
         check_start(self, start)
-        first = self._epoch * len(self._mixture)
-        return map(self._mixture.__getitem__, (first + place for place in self._places[start:]))
+        positions = self._mixture.positions_of(self._epoch)
+        return map(self._mixture.__getitem__, map(positions.__getitem__, self._places[start:]))
 
 
 class MixtureSampler(DistributedSampler):
     """This rank's positions in a mixture; each epoch takes those that follow the epoch before.
 
-    All ranks together take ``epoch * len(mixture)`` and the positions that follow, rank ``r`` of
-    ``n`` every ``n``-th of them from the ``r``-th on. Arguments and members are those of
+    All ranks together take ``mixture.positions_of(epoch)``, rank ``r`` of ``n`` every ``n``-th of
+    them from the ``r``-th on. Arguments and members are those of
     :class:`spdl_torch.DistributedSampler`. Call ``set_epoch`` before each epoch: as with that
     sampler, an epoch whose number is not set repeats the one before.
     """
@@ -303,5 +307,4 @@ class MixtureSampler(DistributedSampler):
         super().__init__(mixture, num_replicas, rank, shuffle=False, tail=tail)
 
     def __iter__(self) -> Iterator[int]:
-        first = self.epoch * len(self.dataset)
-        return (first + index for index in super().__iter__())
+        return map(self.dataset.positions_of(self.epoch).__getitem__, super().__iter__())

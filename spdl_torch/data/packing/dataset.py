@@ -154,7 +154,7 @@ class GroupPlan:
     def _pieces_at(self, epoch: int) -> Pieces:
         if not (epoch and isinstance(self._dataset, Mixture)):
             return self.pieces
-        who, size_of, first = self.rule.who, self._size_of, epoch * len(self._dataset)
+        who, size_of = self.rule.who, self._size_of
         if not callable(size_of):
             raise ValueError(
                 f"{who}: size_of must be a function of the position, got a "
@@ -162,8 +162,9 @@ class GroupPlan:
                 "have other samples. mixture.locate(position) returns the source's name and the "
                 "index there."
             )
-        sizes = sizes_of(self._dataset, lambda place: size_of(first + place), who)
-        return self.rule.pieces_of(sizes, first=first)
+        positions = self._dataset.positions_of(epoch)
+        sizes = sizes_of(self._dataset, lambda place: size_of(positions[place]), who)
+        return self.rule.pieces_of(sizes, first=positions.start)
 
 
 class GroupedDataset(Dataset[Any]):
