@@ -111,3 +111,6 @@ LEFT_OUT: dict[str, dict[str, str]] = {
     "spdl_torch.spdl.dataloader": {"PyTorchDataLoader": _LOADER, "get_pytorch_dataloader": _LOADER},
 }
 """By module and name, the last sentence of the error."""
+
+METHODS = {"path_variants": _LINE, "to": _REGION}
+"""The same, of methods of SPDL's ``PipelineBuilder``."""

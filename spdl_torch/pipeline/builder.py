@@ -14,6 +14,7 @@ from ..engine.definition import (
     SinkSpec,
     SourceSpec,
 )
+from ..left_out import METHODS
 from .pipeline import Pipeline
 
 if TYPE_CHECKING:
@@ -40,6 +41,13 @@ class PipelineBuilder(Generic[T, U]):
         self._source: SourceSpec | None = None
         self._stages: list[StageSpec] = []
         self._sink: SinkSpec | None = None
+
+    if not TYPE_CHECKING:  # which would take any name for a method
+
+        def __getattr__(self, name: str) -> Any:
+            text = f"{type(self).__name__!r} object has no attribute {name!r}"
+            hint = METHODS.get(name)
+            raise AttributeError(f"{text}. {hint}" if hint else text, name=name, obj=self)
 
     @classmethod
     def from_config(cls, spec: PipelineSpec[Any], /) -> Self:

@@ -1,8 +1,10 @@
 """spdl_torch.spdl: every public module and name of SPDL's, with SPDL's signature, or a hint."""
 
+import copy
 import functools
 import importlib
 import inspect
+import pickle
 import pkgutil
 import re
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 import spdl_torch
 from spdl_torch import spdl
 from spdl_torch.left_out import LEFT_OUT
+from spdl_torch.pipeline import PipelineBuilder
 
 ROOT = Path(spdl_torch.__file__).resolve().parents[1]
 
@@ -124,6 +127,24 @@ def test_what_is_left_out_says_what_to_use_in_both_ways_of_asking(module, name):
     with pytest.raises(AttributeError, match=f"has no attribute '{name}'. {hint}"):
         getattr(home, name)
     assert not hasattr(home, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("path_variants", ". A pipeline is a line of stages: let an op choose by itself."),
+        ("to", ". Use run_pipeline_in_subprocess, or executor= of one stage."),
+        ("pype", ""),
+    ],
+)
+def test_method_that_is_left_out_says_what_to_use(name, hint):
+    """As a module's name does, and it is not there for ``hasattr``, copies and pickles."""
+    builder = PipelineBuilder().add_source([1])
+    text = f"'PipelineBuilder' object has no attribute '{name}'{hint}"
+    with pytest.raises(AttributeError, match=f"^{re.escape(text)}$"):
+        getattr(builder, name)
+    assert not hasattr(builder, name)
+    assert list(pickle.loads(pickle.dumps(copy.deepcopy(builder))).add_sink().build()) == [1]
 
 
 def callables_of(module):
