@@ -105,14 +105,19 @@ def test_pixels_are_torchvisions(codec, regions):
 
     expected = load("torchvision")
     assert regions == []
-    assert torch.equal(load(codec), expected)
+    found = load(codec)
     # What it refuses are other samplings; what is no common JPEG, it does not get to see.
     if "libjpeg-turbo" in codec:
         assert regions.count(True) >= len(KINDS)
         assert regions.count(False) == 2
-    for content in contents:
-        expected = by("torchvision", load_image)(content)
-        assert torch.equal(by(codec, load_image)(content), expected)
+    alone = [by("torchvision", load_image)(each) for each in contents]
+    # An old torchvision has an old libjpeg: there this kind is another picture in Pillow, too.
+    old = [*EVERY_KIND].index("4:4:0")
+    is_old = not torch.equal(by("Pillow", load_image)(contents[old]), alone[old])
+    for number, content in enumerate(contents):
+        if number != old or not is_old:
+            assert torch.equal(found[number], expected[number])
+            assert torch.equal(by(codec, load_image)(content), alone[number])
 
 
 def hit(content, data):
