@@ -272,6 +272,7 @@ def by_worker(seat, dataset, **options):
     return seat.loader(dataset(), 2, rng="worker", generator=generator, **options)
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 @pytest.mark.parametrize("dataset", [Drawn, StatefulStream])
 @in_seats(THREADS, FORKED)
 def test_streams_of_workers_repeat_no_number_after_a_resume(seat, dataset):
