@@ -26,8 +26,9 @@ from spdl_torch.pipeline import PipelineStopped
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
-def test_ctrl_c_while_the_first_loader_begins_costs_nothing_later():
-    """Wherever it comes among the patches of random functions: the next loader makes the rest."""
+def test_signal_while_the_first_loader_begins_costs_nothing_later():
+    """Wherever it comes, among the patches of random functions, too: what its handler raises, an
+    Exception as well as Ctrl-C, reaches the loop, and the next loader makes the rest."""
     done = _warm.run(["-W", "ignore", HELPERS / "_interrupted_install.py"], timeout=150)
     assert done.returncode == 0, done.stderr[-5000:]
     report = json.loads(done.stdout)

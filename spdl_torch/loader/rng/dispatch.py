@@ -17,7 +17,6 @@ False: threads cannot have streams of their own then.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from functools import partial
 from itertools import compress, count
@@ -25,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from ...machine.starting import start
 from ...scopes import scope
 
 if TYPE_CHECKING:
@@ -81,11 +79,10 @@ def install(thread: Thread) -> bool:
     for each of its 3,600 operators that this key has a kernel for all.
 
     Return False if this torch has no such key, or does not let a draw be redirected by it. Then
-    nothing stays registered.
+    nothing stays registered. Not called on the main thread: there a signal's handler may raise
+    anything, which would be taken for an answer, and would find the trial's streams.
     """
     global _key, lead
-    if _key is not None:
-        return True
     libraries: list[Any] = []
     try:
         key = _C._dispatch_key_parse(_KEY_NAME)
@@ -101,15 +98,11 @@ def install(thread: Thread) -> bool:
             kernel = _kernel(_operator(name), below, thread)
             libraries[1].impl(name, kernel, _KEY_NAME, with_keyset=True)
         is_led = _redirects(include, thread)
-        if is_led:
-            _libraries.extend(libraries)
-            _key, lead = key, include
     except Exception:  # whatever a release of torch has changed
-        is_led = False
-    except BaseException:  # Ctrl-C: the next loader begins anew, while its traceback may live on
-        for library in libraries if _key is None else ():
-            library._destroy()
-        raise
+        return False
+    if is_led:
+        _libraries.extend(libraries)
+        _key, lead = key, include
     return is_led
 
 
@@ -124,43 +117,22 @@ def _keep_at_exit(library: Any) -> None:
             return
 
 
-_TRIAL_SECONDS = 1.0
-
-
 def _redirects(include: Callable[[bool], None], thread: Any) -> bool:
-    """Return whether a draw asks its thread's streams for a generator. It is tried on a thread of
-    its own: a signal handler, which runs on the main one, must not find the trial's streams there.
-    """
-    trial = _Trial()
-
-    def draw() -> None:
-        thread.streams = trial
-        try:
-            include(True)
-            torch.empty(1, device="cpu").uniform_()
-            trial.has_drawn = True
-        except Exception:  # whatever a release of torch has changed
-            return
-        finally:
-            thread.streams = None
-            include(False)
-            is_over.set()
-
-    is_over = threading.Event()
-    drawing = threading.Thread(target=draw, name="spdl-trial", daemon=True)
+    """Return whether a draw asks its thread's streams for a generator."""
+    thread.streams = trial = _Trial()
     try:
-        start(drawing)
-        drawing.join()
-    except BaseException:  # Ctrl-C: the kernels go, and must not while a draw is in them
-        is_over.wait(_TRIAL_SECONDS)  # it may not have been started
-        raise
-    return trial.was_asked and trial.has_drawn
+        include(True)
+        torch.empty(1, device="cpu").uniform_()
+    finally:
+        thread.streams = None
+        include(False)
+    return trial.was_asked
 
 
 class _Trial:
-    """Streams that note whether they were asked for a generator, and whether it was drawn from."""
+    """Streams that note whether they were asked for a generator."""
 
-    was_asked = has_drawn = False
+    was_asked = False
 
     def lead(self) -> torch.Generator:
         self.was_asked = True

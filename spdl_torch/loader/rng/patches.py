@@ -26,6 +26,7 @@ import torch
 from torch.utils.data._utils import worker as torch_worker
 
 from ...engine.shared import lock_held_at_forks
+from ...machine.starting import start
 from . import dispatch
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def drawn_from() -> torch.Generator:
 
 
 _lock = lock_held_at_forks()
+_key_lock = lock_held_at_forks()  # not held by a thread that may be in a signal's handler
 _have_functions = _has_copies = False
 _is_led_by_key: bool | None = None
 
@@ -76,15 +78,23 @@ def install() -> bool:
     redirect the draws of one thread.
 
     Ctrl-C may come between any two steps, and the next loader then takes all of them again: each
-    leaves alone what it has done before.
+    leaves alone what it has done before. The key is installed on a thread that no signal's handler
+    interrupts, and which ends by itself.
     """
-    global _is_led_by_key
     if _is_led_by_key is None:  # asked for every batch
         install_functions()
-        with _lock:
-            if _is_led_by_key is None:
-                _is_led_by_key = dispatch.install(of_thread)
-    return _is_led_by_key
+        # No daemon: where Ctrl-C ends the program, Python waits for it, which takes milliseconds.
+        installing = threading.Thread(target=_install_key, name="spdl-install", daemon=False)
+        start(installing)
+        installing.join()
+    return bool(_is_led_by_key)
+
+
+def _install_key() -> None:
+    global _is_led_by_key
+    with _key_lock:
+        if _is_led_by_key is None:
+            _is_led_by_key = dispatch.install(of_thread)
 
 
 def install_functions() -> None:
