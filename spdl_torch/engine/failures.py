@@ -5,12 +5,16 @@ from __future__ import annotations
 import logging
 import math
 import os
+import signal
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..locks import RLock
 from ..shown_text import printable, shortened
 
 if TYPE_CHECKING:
+    from types import CodeType
+
     from .definition import MaxFailures
 
 _logger = logging.getLogger("spdl_torch.pipeline")
@@ -92,6 +96,27 @@ def as_exception(error: BaseException) -> Exception:
     wrapped = RuntimeError(f"{type(error).__name__} in a thread of the pipeline")
     wrapped.__cause__ = error
     return wrapped
+
+
+def raised_in_handler(error: BaseException) -> bool:
+    """Return whether a signal's handler raised an error, whatever it interrupted: the code of one
+    that is in place is among the error's frames. Their locals are not looked at, as the frames
+    would keep what they are let go of later.
+    """
+    handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    entry = error.__traceback__ if handlers else None
+    while entry is not None and entry.tb_frame.f_code not in handlers:
+        entry = entry.tb_next
+    return entry is not None
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    while isinstance(handler, partial):
+        handler = handler.func
+    if callable(handler) and not hasattr(handler, "__code__"):
+        handler = handler.__call__
+    code: CodeType | None = getattr(handler, "__code__", None)  # a method has its function's
+    return code
 
 
 def add_note(error: BaseException, stage: str, thread: str, what: str) -> None:

@@ -26,6 +26,7 @@ from .channel import (
     warn_when_stalled,
 )
 from .definition import BURST_BUFFER_SIZE, default_buffer_size
+from .failures import raised_in_handler
 from .hooks import Reporter, Reports, StageInfo, TaskHook, TaskStatsHook, check_interval
 from .loop import LOOP_NAME, LoopThread
 from .queues import queue_maker
@@ -203,6 +204,8 @@ class Run:
             for part in parts:
                 part.enter(part.outlet, *([self.queues[-1]] if part is parts[-1] else []))
         except Exception as error:
+            if raised_in_handler(error):
+                raise  # as Ctrl-C: the caller stops the run
             self.fail("a stage hook raised", [error])
         self._reporter.start(self._threads)
         # Downstream first: no thread waits for a missing taker. A tuner may set a concurrency

@@ -7,19 +7,23 @@ them.
 
 from __future__ import annotations
 
-import signal
 import threading
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import get_worker_info
 
-from ..engine.failures import attach_note, describe, notes_of, renew_note, text_of
+from ..engine.failures import (
+    attach_note,
+    describe,
+    notes_of,
+    raised_in_handler,
+    renew_note,
+    text_of,
+)
 from ..objects.members import slots_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import CodeType
 
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class that is not built in
 _SEEN_TO = ("args", "__traceback__", "__context__", "__cause__", "__suppress_context__", "__dict__")
@@ -27,31 +31,15 @@ _SEEN_TO = ("args", "__traceback__", "__context__", "__cause__", "__suppress_con
 
 def is_of_handler(error: BaseException) -> bool:
     """Return whether a signal's handler raised an error on the loop's thread, whatever it
-    interrupted: the code of one that is in place is among the error's frames. Their locals are not
-    looked at, as the frames would keep what they are let go of later. In a worker process a handler
-    is the dataset's, and limits the time of a sample, say.
+    interrupted. In a worker process a handler is the dataset's, and limits the time of a sample,
+    say.
     """
-    if get_worker_info() is not None:
-        return False
-    handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
-    entry = error.__traceback__ if handlers else None
-    while entry is not None and entry.tb_frame.f_code not in handlers:
-        entry = entry.tb_next
-    return entry is not None
+    return get_worker_info() is None and raised_in_handler(error)
 
 
 def is_users(error: BaseException) -> bool:
     """Return whether user code that was called raised it, not Ctrl-C or a signal's handler."""
     return isinstance(error, Exception) and not is_of_handler(error)
-
-
-def _code_of(handler: Any) -> CodeType | None:
-    while isinstance(handler, partial):
-        handler = handler.func
-    if callable(handler) and not hasattr(handler, "__code__"):
-        handler = handler.__call__
-    code: CodeType | None = getattr(handler, "__code__", None)  # a method has its function's
-    return code
 
 
 def copy_of(error: BaseException) -> BaseException:

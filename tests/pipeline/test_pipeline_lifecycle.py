@@ -425,19 +425,32 @@ def test_finalizer_on_a_thread_that_holds_a_lock_of_the_engine(where):
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"
 )
+@pytest.mark.parametrize(
+    ("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGUSR1, Boom)]
+)
 @pytest.mark.parametrize("op", [same, asame])
-def test_pipeline_whose_start_ctrl_c_cut_off_can_be_stopped(op):
-    """Wherever it came: no thread is left."""
-    for place in itertools.count(1, 3):
-        pipeline, came = pipeline_of(range(5), op), False
-        try:
-            with AtCall(place):
-                pipeline.start()
-        except KeyboardInterrupt:
-            came = True
-        pipeline.stop(PATIENCE_SECONDS)
-        if not came:
-            break
+def test_pipeline_whose_start_a_signal_cut_off_can_be_stopped(op, number, raised):
+    """Wherever it came: what its handler raises, an Exception as well as Ctrl-C, is no failure of
+    the pipeline, and no thread is left."""
+
+    def raise_boom(*_):
+        raise Boom
+
+    before = signal.signal(signal.SIGUSR1, raise_boom)
+    try:
+        for place in itertools.count(1, 3):
+            pipeline, came = pipeline_of(range(5), op), False
+            try:
+                with AtCall(place, number) as at_call:
+                    pipeline.start()
+            except raised:
+                came = True
+            assert pipeline.failure is None, at_call.where
+            pipeline.stop(PATIENCE_SECONDS)
+            if not came:
+                break
+    finally:
+        signal.signal(signal.SIGUSR1, before)
     assert place > 20, "there are places where it comes"
     join_spdl_threads()
 
