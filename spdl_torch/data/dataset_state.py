@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import AsyncIterable
 from dataclasses import replace
@@ -12,9 +13,11 @@ from torch.utils.data import get_worker_info
 from ..loader.checkpoint.made_by import doubts_about_pass, pass_made_by, told_doubts
 from ..loader.checkpoint.pipeline_state import PassProgress, PassState, unordered_stage
 from ..loader.checkpoint.source_behind import keeping
+from ..loader.checkpoint.user_state import keeps_state
 from ..loader.sampling.parts import take_shard, worker_shard
 from ..loader.sampling.sampler_chain import deals_in_turn, is_shared_out
 from ..loader.user_warnings import warn
+from .sources._base import DataSource
 
 if TYPE_CHECKING:
     from ..engine.definition import PipelineSpec, SourceSpec
@@ -88,6 +91,9 @@ class DatasetState:
             rests = resume.rest(source, ranks.count)
             epoch, resume = resume.epoch + resume.begun, None
         if hasattr(source, "set_epoch"):
+            if isinstance(source, DataSource) and get_worker_info() and not keeps_state(source):
+                # A worker thread of an iterator that was just dropped may still begin its pass.
+                source = copy.copy(source)
             source.set_epoch(epoch)
         part = keeping(take_shard(source, ranks, worker_shard(), tail))
         progress = PassProgress(epoch, ranks.count, self._spec.pipes, is_wanted=self._is_wanted)
@@ -123,7 +129,7 @@ class DatasetState:
         was_wanted, self._is_wanted = self._is_wanted, True
         if self._progress is None:
             return
-        self._progress.is_wanted = True
+        self._progress.want()
         # After a pass that was left, the next one may be meant, and that begins with a state.
         if not (was_wanted or is_told or self._progress.is_over):
             self._warn_if_counted()

@@ -24,7 +24,7 @@ from .error_notes import not_an_end
 from .fetching.samples import is_read_at_once
 from .iterator import LoaderIterator
 from .loader_state import LoaderState
-from .sampling.sampler_chain import divides_itself, is_shared_out
+from .sampling.sampler_chain import divides_itself, has_length, is_shared_out
 from .stats.counts import dataset_stats
 from .stats.remarks import start_remark, with_remarks_of
 from .user_warnings import warn_once
@@ -405,9 +405,13 @@ class DataLoader(BaseLoader[T_co]):
         self._state.position.undo_look_ahead(self)
 
     def _ends_empty_tail(self) -> bool:
-        """Return whether the last epoch was resumed after its last batch."""
+        """Return whether the last epoch was resumed after its last batch, or the last that the
+        length of an iterable has."""
         order = self._state.position.order
-        return order is not None and order.looked_ahead.nothing_left
+        if order is None or order.looked_ahead.nothing_left:
+            return order is not None
+        num_had = sum(each.num_items for each in order.workers)
+        return has_length(self) and 0 < len(self) <= -(-num_had // (self.batch_size or 1))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume a state at the next ``iter(loader)``; if the loop had seen the end of that epoch,

@@ -11,6 +11,10 @@ from _later import LIGHTNINGS_WARNINGS, later
 from _loader_helpers import DataLoader
 from torch.utils.data import IterableDataset
 
+from spdl_torch import PipelineDataset
+from spdl_torch.data.sources import ListSource
+from spdl_torch.pipeline import PipelineBuilder
+
 _, modules, callbacks = later("lightning", "_lightning_modules", "lightning.pytorch.callbacks")
 
 pytestmark = LIGHTNINGS_WARNINGS
@@ -39,6 +43,14 @@ def shuffled(loader, num_workers):
 
 def unsized(loader, num_workers):
     return loader(Stream(), batch_size=2, num_workers=min(num_workers, 1))
+
+
+def piped(loader, num_workers):
+    """A pipeline whose passes differ, with a length."""
+    source = ListSource(ROWS.view(3, 2, 2)).shuffle(1)
+    dataset = PipelineDataset(PipelineBuilder().add_source(source).add_sink())
+    dataset.thread_safe = True
+    return loader(dataset, batch_size=None, num_workers=min(num_workers, 1))
 
 
 COUNTED = {
@@ -77,6 +89,8 @@ WAYS = [
     (plain, 2, "steps", "never", True),
     (shuffled, 0, "steps", "within", False),
     (unsized, 0, "epochs", "never", True),
+    (piped, 0, "epochs", "after", False),
+    (piped, 2, "steps", "within", False),
 ]
 SETTINGS = ("make", "num_workers", "counted", "validated", "touches_estimate")
 PLACES = [[2, 3, 4], [3, 4, 2], [4, 2, 3]]
@@ -97,7 +111,7 @@ def test_checkpoint_of_any_hook_resumes_at_the_next_batch(
     assert_rest_is_trained(whole, saving.saved, lambda: make(DataLoader, num_workers), options)
 
 
-@pytest.mark.parametrize(SETTINGS, WAYS[:3])
+@pytest.mark.parametrize(SETTINGS, [*WAYS[:3], WAYS[6]])
 def test_checkpoint_of_any_kind_resumes_at_the_next_batch(
     tmp_path, make, num_workers, counted, validated, touches_estimate
 ):

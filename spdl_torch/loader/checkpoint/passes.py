@@ -11,6 +11,8 @@ from ...objects.datasets import all_datasets
 from .user_state import give_state, keeps_state
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from .saved_state import ResumeState
 
 
@@ -19,6 +21,9 @@ class Passes(Protocol):
 
     def _next_pass_state(self) -> dict[str, Any]:
         """Return the state before the first item of the next pass."""
+
+    def _begun_pass(self) -> Iterator[Any]:
+        """Return an iterator whose pass has begun, though no thread has."""
 
     def _want_states(self) -> None:
         """Collect states from now on."""
@@ -42,6 +47,15 @@ class Passes(Protocol):
 def has_passes(dataset: object) -> TypeGuard[Passes]:
     """Ask the class: an object that answers to any attribute name would seem to be one."""
     return hasattr(type(dataset), "_next_pass_state")
+
+
+def begun(dataset: Any) -> Any:
+    """Return ``iter(dataset)``; of passes one that has begun, so that the next one is another,
+    unless a class of the user's has an ``__iter__`` of its own."""
+    for each in type(dataset).__mro__:
+        if "__iter__" in vars(each):
+            return dataset._begun_pass() if "_begun_pass" in vars(each) else iter(dataset)
+    return iter(dataset)
 
 
 def pass_of_workers(dataset: object, resume: ResumeState | None, num_workers: int) -> int | None:

@@ -155,6 +155,10 @@ class PassProgress:
         self.is_over = False
         """Whether the source is at rest: the loop has seen the end, or has left the pass."""
 
+    def want(self) -> None:
+        """Collect states from now on."""
+        self.is_wanted, self.began_wanted = True, self.began_wanted or self.pipeline is None
+
     @property
     def resumed(self) -> PassState | None:
         """The state that the pass resumes in its middle; None = it began at its beginning."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
-import weakref
 from time import perf_counter_ns
 from typing import Any, Literal, NamedTuple
 
@@ -143,9 +142,6 @@ class OwnState:
             self._keeper, self._owner = "iterator", iterator
         elif keeps_state(dataset):
             self._keeper, self._owner = "dataset", dataset
-        # The passes of a PipelineDataset begin at their first item.
-        is_late = inspect.isgenerator(iterator) and hasattr(type(dataset), "_next_pass_state")
-        self._late = weakref.ref(iterator) if is_late else None
         misfit = None if self._owner is None else check_protocol(self._owner)
         self._can_ask = self._owner is not None and misfit is None
         self._failure = None if misfit is None else Reason(misfit)
@@ -168,9 +164,7 @@ class OwnState:
         if not self._can_ask or (is_dear and is_recent and not (ended or now)):
             return
         try:
-            is_before = self._is_before_pass()
-            state = self._owner._next_pass_state() if is_before else _taken(self._owner)
-            self._state, self._num_items, self._failure = state, num_items, None
+            self._state, self._num_items, self._failure = _taken(self._owner), num_items, None
             self._is_datasets = self._keeper == "dataset"
         except BaseException as error:
             if not isinstance(error, Exception) and get_worker_info() is None:
@@ -183,12 +177,6 @@ class OwnState:
         self._asked_ns = perf_counter_ns()
         cost_ns = self._asked_ns - begun_ns
         self._cost_ns, self._last_cost_ns = min(cost_ns, self._last_cost_ns), cost_ns
-
-    def _is_before_pass(self) -> bool:
-        """Whether the iterator is of a pass that has not begun: the dataset's own state is of the
-        one before."""
-        iterator = None if self._late is None else self._late()
-        return iterator is not None and inspect.getgeneratorstate(iterator) == inspect.GEN_CREATED
 
     def warn_of_lost(self, num_handed: int) -> None:
         """Log that the state, just taken, has passed items that nobody has had: those of a batch

@@ -6,8 +6,10 @@ import inspect
 import logging
 from typing import TYPE_CHECKING, Any
 
+from torch.utils.data import get_worker_info
+
 from ...engine.failures import attach_note
-from ..checkpoint.passes import give_state_between_epochs, has_passes
+from ..checkpoint.passes import begun, give_state_between_epochs, has_passes
 from ..checkpoint.user_state import OwnState, WorkerState, ended_early, give_state
 from ..error_notes import add_thread_note, is_of_handler, is_users
 from .bad_samples import too_many_in_a_row
@@ -113,7 +115,9 @@ class Items:
             give = give_state if resume.num_items else give_state_between_epochs
             give(self._dataset, resume.state, field)
         try:
-            iterator: Any = iter(self._dataset)
+            # Workers are told which pass it is.
+            is_own = get_worker_info() is None and not resume.ended
+            iterator: Any = begun(self._dataset) if is_own else iter(self._dataset)
         except BaseException as error:
             add_thread_note(error, f"in iter({self._name})")
             raise
