@@ -10,13 +10,14 @@ import random
 import signal
 import textwrap
 import threading
-from itertools import islice
+from itertools import count, islice
 
 import _warm
 import numpy as np
 import psutil
 import pytest
 import torch
+from _at_call import AtCall
 from _child_pipelines import (
     Counter,
     Epochs,
@@ -41,7 +42,7 @@ from _isolated import nothing_left, num_mapped_slabs
 from _isolation_data import Coded
 
 from spdl_torch.data import iterate_in_subprocess, run_pipeline_in_subprocess
-from spdl_torch.errors import PipelineFailure, UnsupportedOptionError
+from spdl_torch.errors import PipelineFailure, PipelineStopped, UnsupportedOptionError
 from spdl_torch.observe import Report
 from spdl_torch.pipeline import PipelineBuilder
 
@@ -227,6 +228,36 @@ def test_source_that_fails_in_an_epoch_fails_that_epoch_and_begins_anew():
         list(items)
     assert failure.value.exceptions[0].args == (7, "source")
     assert list(items) == source.items(2)
+
+
+@pytest.mark.parametrize(
+    ("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGUSR1, Coded)]
+)
+def test_signal_that_cuts_off_a_wait_ends_an_epoch_with_the_process(number, raised):
+    """The next loop says so in words of the pipeline, whatever the handler has raised, and the one
+    after it begins anew in another process."""
+
+    def raise_coded(*_):
+        raise Coded(1, "handler")
+
+    source = Epochs(5)
+    items = in_child(source, same, continuous=True)
+    assert [*items, *islice(items, 1)] == source.items(0) + source.items(1)[:1]
+    first = pids()
+    before = signal.signal(signal.SIGUSR1, raise_coded)
+    try:
+        for place in count(1):
+            with pytest.raises(raised), AtCall(place, number) as at_call:
+                next(iter(items))
+            if "rings.py" in at_call.where:  # the first that the loader does for an item
+                break
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    with pytest.raises(PipelineStopped, match=r"^run_pipeline_in_subprocess: Ctrl-C") as stopped:
+        list(items)
+    assert "oader" not in str(stopped.value)
+    assert list(items) == source.items(0)
+    assert set(pids()).isdisjoint(first)
 
 
 def test_initializer_that_fails_is_the_error_of_each_pass():

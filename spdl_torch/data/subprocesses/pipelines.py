@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 import torch
 
 from ...engine.definition import BuildOptions
-from ...errors import UnsupportedOptionError
+from ...errors import PipelineStopped, UnsupportedOptionError
 from ...loader.backends.processes.dataset_pickle import find_unpicklable
 from ...loader.backends.processes.process import server_is_anothers
 from ...loader.dataloader import DataLoader
+from ...loader.error_notes import is_of_handler
 from ...locks import RLock
 from ...objects.generator_states import GeneratorStates
 from ...observe.verdict.report import make_report
@@ -47,6 +48,12 @@ __all__ = ["SubprocessIterable", "iterate_in_subprocess", "run_pipeline_in_subpr
 T = TypeVar("T")
 
 _PREFIX = "DataLoader"
+
+_CUT_SHORT = (
+    ": Ctrl-C, or what a signal's handler raised, has ended the child process while a loop waited "
+    "for an item, and the rest of the epoch is lost. The next iter() starts another process, which "
+    "begins with the source's first epoch."
+)
 
 
 def run_pipeline_in_subprocess(
@@ -144,8 +151,9 @@ class SubprocessIterable(Generic[T]):
     ends the previous one or, for a continuous pipeline, continues its epoch.
 
     Stopping: dropping this object and the interpreter's exit end the child, which has 5 s to finish
-    its running ops. ``break``, an exception in the loop and Ctrl-C do not end it: it waits to serve
-    the next ``iter()``.
+    its running ops. ``break`` and what is raised in the loop do not end it: it waits to serve the
+    next ``iter()``. Ctrl-C while an item is waited for ends it, and the next pass starts another;
+    where that was an epoch of a continuous pipeline, a PipelineStopped comes first.
     """
 
     def __init__(
@@ -247,23 +255,22 @@ class SubprocessIterable(Generic[T]):
                 sent = next(self._items)
             except StopIteration:
                 self._items = None
-            except RuntimeError as error:
-                self._items = None
+            except Exception as error:
+                if not is_of_handler(error):  # else as after Ctrl-C: the next loop is told
+                    self._items = None  # the next loop begins another pass
                 self._raise_renamed(error)
-            except Exception:
-                self._items = None  # the next loop begins another pass
-                raise
             else:
                 self._stats = sent.stats or self._stats
                 if not sent.is_last:
                     return sent
         return None
 
-    def _raise_renamed(self, error: RuntimeError) -> NoReturn:
+    def _raise_renamed(self, error: Exception) -> NoReturn:
         """Raise a loader's error under this function's name: its caller knows of no loader."""
-        text = str(error)
-        if type(error) is RuntimeError and text.startswith(_PREFIX):
-            error.args = (self._name + text[len(_PREFIX) :],)
+        is_loaders = type(error) in (RuntimeError, PipelineStopped)
+        if is_loaders and (text := str(error)).startswith(_PREFIX):
+            text = _CUT_SHORT if "Ctrl-C" in text else text.removeprefix(_PREFIX)
+            error.args = (self._name + text,)
             if "timed out" in text:
                 self._end_child()
         raise error
