@@ -160,7 +160,8 @@ class DatasetState:
         self.want(is_told=is_told)
         if self._to_resume is not None:
             return self._to_resume.as_dict()
-        if self._progress is None:
+        is_named = self.named_epoch is not None and not num_back
+        if self._progress is None or (is_named and self._progress.finished):
             return self.of_next_pass()
         unordered = unordered_stage(self._spec.pipes)
         if unordered is not None and not self._has_warned:

@@ -263,6 +263,10 @@ def test_naming_another_pass_begins_it():
     again.load_state_dict(state)
     again.set_epoch(0)
     assert len(list(again)) == 9
+    again.set_epoch(2)  # after a whole pass, a state is of the one that was named
+    resumed = dataset_of(ShuffledSource(10), ones)
+    resumed.load_state_dict(again.state_dict())
+    assert list(resumed) == list(again)
 
 
 def test_a_state_is_not_taken_from_what_is_no_state():

@@ -9,7 +9,7 @@ import pytest
 import torch
 from _later import LIGHTNINGS_WARNINGS, later
 from _loader_helpers import DataLoader
-from torch.utils.data import IterableDataset
+from torch.utils.data import DistributedSampler, IterableDataset
 
 from spdl_torch import PipelineDataset
 from spdl_torch.data.sources import ListSource
@@ -39,6 +39,12 @@ def plain(loader, num_workers):
 def shuffled(loader, num_workers):
     generator = torch.Generator().manual_seed(3)
     return loader(ROWS, 2, shuffle=True, generator=generator, num_workers=num_workers)
+
+
+def divided(loader, num_workers):
+    """Its order is that of the epoch, which Lightning names."""
+    sampler = DistributedSampler(ROWS, num_replicas=1, rank=0)
+    return loader(ROWS, 2, sampler=sampler, num_workers=num_workers)
 
 
 def unsized(loader, num_workers):
@@ -91,6 +97,7 @@ WAYS = [
     (unsized, 0, "epochs", "never", True),
     (piped, 0, "epochs", "after", False),
     (piped, 2, "steps", "within", False),
+    (divided, 2, "epochs", "never", False),
 ]
 SETTINGS = ("make", "num_workers", "counted", "validated", "touches_estimate")
 PLACES = [[2, 3, 4], [3, 4, 2], [4, 2, 3]]

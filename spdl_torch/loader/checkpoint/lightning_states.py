@@ -27,7 +27,7 @@ import sys
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from ..sampling.sampler_chain import has_length
+from ..sampling.sampler_chain import has_length, set_sampler_epoch
 from ..user_warnings import warn
 
 if TYPE_CHECKING:
@@ -185,6 +185,8 @@ def _correct_resumed_loaders(trainer: Any, saved: Sequence[Any]) -> None:
     for each in loaders:
         each.correct(begins=begins, is_over=is_over, has_length=fetcher.length is not None)
     if begins:
+        for each in loaders:
+            each.name_epoch(loop.epoch_progress.current.processed)
         iter(fetcher)
     elif is_left and loop.restarting:
         fetcher.batches, fetcher.done = [], True  # as if nothing was left
@@ -236,6 +238,12 @@ class _Resumed:
             loader._undo_look_ahead()
         if self._is_on and not is_over and self._combined._mode == "max_size":
             self._combined._iterator.iterators[self._number] = iter(())
+
+    def name_epoch(self, epoch: int) -> None:
+        """Set the epoch of its sampler, which Lightning does later: workers' indices are drawn as
+        the epoch begins."""
+        if self.is_ours and not _is_pipeline(self._loader):
+            set_sampler_epoch(self._loader._index_sampler, epoch)
 
 
 def _num_received(state: Mapping[str, Any]) -> int:

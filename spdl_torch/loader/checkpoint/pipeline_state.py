@@ -151,7 +151,7 @@ class PassProgress:
         self._per_output = items_per_output(stages)
         self._source: Any = None
         self._watched: Watched | None = None
-        self._finished = False
+        self.finished = False
         self.is_over = False
         """Whether the source is at rest: the loop has seen the end, or has left the pass."""
 
@@ -235,12 +235,12 @@ class PassProgress:
 
     def finish(self) -> None:
         """Mark the pass as finished: the loop has seen the end."""
-        self._finished = self.is_over = True
+        self.finished = self.is_over = True
 
     def is_counting(self, source: Any) -> bool:
         """Return whether a state that does not hold the source's own would count items since the
         pass began. ``source``: the whole one, of which this is a part."""
-        return not self._finished and self.num_items > 0 and keeps_state(source)
+        return not self.finished and self.num_items > 0 and keeps_state(source)
 
     def source_at_rest(self) -> Any:
         """Return the source's own state after the pass, from which it makes the next one; None = it
@@ -251,7 +251,7 @@ class PassProgress:
 
     def state(self, *, num_back: int) -> PassState:
         """Return the state as it was before the last ``num_back`` items, two at most."""
-        if self._finished and not num_back:
+        if self.finished and not num_back:
             return PassState(
                 epoch=self._epoch, finished=True, world=self._world, source=self.source_at_rest()
             )

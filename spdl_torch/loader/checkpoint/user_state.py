@@ -183,8 +183,9 @@ class OwnState:
         that Ctrl-C has cut off, or that is under way. The iterable alone knows where it stands."""
         if self._can_ask and (num_lost := self.num_drawn - num_handed) > 0:
             _logger.warning(
-                "state_dict: the loop has not had the last batch (Ctrl-C?), and %s, which keeps a "
-                "state of its own, is past its items, %d at most: they do not come again.",
+                "state_dict: the loop has not had the last batch (Ctrl-C? a handler?), and %s, "
+                "which keeps a state of its own, is past its items, %d at most: they do not come "
+                "again.",
                 type(self._owner).__name__,
                 num_lost,
             )

@@ -70,6 +70,7 @@ class Items:
         """
         items: list[Any] = []
         before = self.num_taken
+        self.own_state.num_drawn = before + len(index)  # for a handler that takes a state meanwhile
         try:
             take = self._take if self._batch.tolerance is None else self._take_good
             take(items, index)
