@@ -210,13 +210,15 @@ class ThreadGroup:
         """Join every thread but ``without`` and the caller's own; False if time ran out."""
         deadline = None if timeout is None else monotonic() + timeout
         me = threading.current_thread()
+        begun = []
         for thread in self._threads:
             if thread in without or thread is me:
                 continue
-            if thread.ident is None:  # stopped during start(): it will find its channels closed
+            if thread.ident is None:  # start() was cut off: if it begins, its channels are closed
                 continue
+            begun.append(thread)
             thread.join(None if deadline is None else max(0.0, deadline - monotonic()))
-        return timeout is None or not self.alive(without=without)
+        return not any(thread.is_alive() for thread in begun)
 
     def threads(self) -> list[threading.Thread]:
         """Return all threads that were started, in that order, ended ones included."""

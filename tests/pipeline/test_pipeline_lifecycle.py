@@ -455,6 +455,27 @@ def test_pipeline_whose_start_a_signal_cut_off_can_be_stopped(op, number, raised
     join_spdl_threads()
 
 
+def test_thread_that_begins_after_it_was_looked_for_is_not_one_that_time_ran_out_for():
+    """Its start was cut off, and it finds its channels closed."""
+
+    class Beginning(threading.Thread):
+        @property
+        def ident(self):
+            found = super().ident
+            if found is None:
+                self.start()
+            return found
+
+    ends = threading.Event()
+    group = thread_group.ThreadGroup(ends.set)
+    thread = Beginning(target=ends.wait, daemon=True)
+    group._threads.append(thread)
+    assert group.join(PATIENCE_SECONDS)
+    assert thread.is_alive()
+    ends.set()
+    thread.join()
+
+
 # -- exit, interrupts, fork (children)
 
 
