@@ -105,6 +105,7 @@ class EpochIterator(_BaseDataLoaderIter):
             streams_seed = within.epoch_seed if is_drawn_again else within.seed_of_rest()
         ranks = shard_of(sampler)
         number_of_pass = pass_of_workers(self._dataset, resume, self._num_workers)
+        start = start._replace(number_of_pass=number_of_pass)
         self._key = StreamKey(
             streams_seed,
             start.first,
@@ -120,7 +121,6 @@ class EpochIterator(_BaseDataLoaderIter):
             sampler_epoch=sampler_epoch,
             looked_ahead=looked_ahead,
             is_wanted=position.is_collected(inline=self._num_workers == 0),
-            number_of_pass=number_of_pass,
         )
 
     def _epoch_start(

@@ -148,8 +148,8 @@ class LoaderPosition:
             is_named = dataset._named_epoch() is not None
             if is_named or not state.workers:  # else these know it
                 values["dataset"] = dataset._next_pass_state()
-        elif has_passes(dataset) and order is not None and order.number_of_pass is not None:
-            values["dataset"] = {**dataset._next_pass_state(), "epoch": order.number_of_pass}
+        elif has_passes(dataset) and order and (number := order.start.number_of_pass) is not None:
+            values["dataset"] = {**dataset._next_pass_state(), "epoch": number}
         return values
 
     @staticmethod

@@ -77,6 +77,8 @@ class EpochStart(NamedTuple):
     first: int = 0
     """The number of samples on all ranks before this iterator's first, but for those that it has
     skipped."""
+    number_of_pass: int | None = None
+    """That of a ``PipelineDataset`` in workers, where they do not know it from a state."""
 
     def count(self, index: Any) -> int:
         """Return the number of samples of an index."""

@@ -54,7 +54,6 @@ class Order:
         looked_ahead: see ``LookAhead``.
         is_wanted: whether states are wanted: those of iterables are taken after every batch. An
             iterable without a state counts its items, and resuming makes them again.
-        number_of_pass: of a ``PipelineDataset`` in workers, where they do not know it from a state.
     """
 
     def __init__(
@@ -66,14 +65,12 @@ class Order:
         sampler_epoch: int | None,
         looked_ahead: LookAhead,
         is_wanted: bool,
-        number_of_pass: int | None = None,
     ) -> None:
         self.start = start
         self.looked_ahead = looked_ahead
         self.drawing = drawing
         self.sampler_epoch = sampler_epoch
         self.is_wanted = is_wanted
-        self.number_of_pass = number_of_pass
         self.own: OwnState | None = None
         """The state of an iterable loaded on the trainer's thread. Nothing is prefetched there, so
         it is asked when the loader is."""
