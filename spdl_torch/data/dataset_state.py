@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import AsyncIterable
 from dataclasses import replace
@@ -93,7 +92,7 @@ class DatasetState:
         if hasattr(source, "set_epoch"):
             if isinstance(source, DataSource) and get_worker_info() and not keeps_state(source):
                 # A worker thread of an iterator that was just dropped may still begin its pass.
-                source = copy.copy(source)
+                source = source._with()
             source.set_epoch(epoch)
         part = keeping(take_shard(source, ranks, worker_shard(), tail))
         progress = PassProgress(epoch, ranks.count, self._spec.pipes, is_wanted=self._is_wanted)

@@ -408,10 +408,11 @@ class DataLoader(BaseLoader[T_co]):
         """Return whether the last epoch was resumed after its last batch, or the last that the
         length of an iterable has."""
         order = self._state.position.order
-        if order is None or order.looked_ahead.nothing_left:
-            return order is not None
-        num_had = sum(each.num_items for each in order.workers)
-        return has_length(self) and 0 < len(self) <= -(-num_had // (self.batch_size or 1))
+        if order is None:
+            return False
+        num_batches = -(-sum(each.num_items for each in order.workers) // (self.batch_size or 1))
+        is_whole = has_length(self) and num_batches >= len(self) > 0
+        return order.looked_ahead.nothing_left or is_whole
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume a state at the next ``iter(loader)``; if the loop had seen the end of that epoch,

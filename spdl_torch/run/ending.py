@@ -47,7 +47,7 @@ def end_process(options: Any, known: dict[Any, Any]) -> None:
                 print(
                     write_page(options.html, html_of("Report on loading", parts)), file=sys.stderr
                 )
-            except (OSError, ModuleNotFoundError) as error:  # a full disk, or Jinja2
+            except (OSError, ValueError, ModuleNotFoundError) as error:  # Jinja2
                 print(f"spdl-torch run: --html: {printable(str(error))}", file=sys.stderr)
 
 

@@ -446,7 +446,7 @@ def test_parquet_of_a_busy_server_is_asked_again(web):
     web.store.faults[:] = ["busy"] * 4
     with pytest.raises(Exception, match=r"503(.|\n)*a\.parquet' failed after 2 attempts"):
         Parquet(url, retries=1)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match=r"none\.parquet"):
         Parquet(web.url("none.parquet"))
 
 

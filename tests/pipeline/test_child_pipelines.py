@@ -231,9 +231,10 @@ def test_source_that_fails_in_an_epoch_fails_that_epoch_and_begins_anew():
 
 
 @pytest.mark.parametrize(
-    ("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGUSR1, Coded)]
+    ("number", "raised", "text"),
+    [(signal.SIGINT, KeyboardInterrupt, None), (signal.SIGUSR1, Coded, "handler")],
 )
-def test_signal_that_cuts_off_a_wait_ends_an_epoch_with_the_process(number, raised):
+def test_signal_that_cuts_off_a_wait_ends_an_epoch_with_the_process(number, raised, text):
     """The next loop says so in words of the pipeline, whatever the handler has raised, and the one
     after it begins anew in another process."""
 
@@ -247,7 +248,7 @@ def test_signal_that_cuts_off_a_wait_ends_an_epoch_with_the_process(number, rais
     before = signal.signal(signal.SIGUSR1, raise_coded)
     try:
         for place in count(1):
-            with pytest.raises(raised), AtCall(place, number) as at_call:
+            with pytest.raises(raised, match=text), AtCall(place, number) as at_call:
                 next(iter(items))
             if "rings.py" in at_call.where:  # the first that the loader does for an item
                 break

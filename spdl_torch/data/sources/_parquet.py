@@ -326,8 +326,10 @@ class Parquet(ShardSource):
         def footer_of(name: str) -> tuple[pq.FileMetaData, _Stamp]:
             try:
                 footer, stamp = footer_in(name, there)
+            except (DecodeError, ImportError):
+                raise
             except Exception as error:
-                if self._files.copies is None or not is_url(name) or isinstance(error, DecodeError):
+                if self._files.copies is None or not is_url(name):
                     note_failure(error, name)
                     raise
                 return footer_in(name, self._files)

@@ -1,6 +1,6 @@
 """The passes of a ``PipelineDataset`` in a loader, which go on from epoch to epoch.
 
-A loader's state has the number of the next one, before the first item and after the last.
+A loader's state has the number of the one that it is within, or of the next one.
 """
 
 from __future__ import annotations

@@ -73,8 +73,8 @@ class ResumeState:
     workers: tuple[WorkerState, ...] = saved(list_of("dicts", DICT.fits), default=())
     next_worker: int = saved(NUMBER, default=0)
     dataset: Any = saved(ANYTHING, default=None)
-    """The state of a map-style dataset that has ``state_dict()``, with ``num_workers=0``; between
-    two epochs, that of the next pass of a ``PipelineDataset`` where ``workers`` lack it."""
+    """The state of a map-style dataset that has ``state_dict()``, with ``num_workers=0``; of
+    a ``PipelineDataset`` that before the pass that begins or is next, where ``workers`` lack it."""
     made_by: dict[str, Any] = saved(DICT, default_factory=dict)
     """The loader, dataset and sampler that the state is of; {} = not known."""
 
