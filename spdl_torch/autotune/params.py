@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..engine.ops import OpKind
 from ..machine.limits import limits_given
 from ..pipeline.builder import PipelineBuilder
-from .estimate import estimate, may_run_at_once
+from .estimate import (
+    CHEAP_ROOM,
+    WHERE,
+    dataset_of,
+    may_run_at_once,
+    plan_of_loader,
+    plan_of_pipeline,
+    shown_bytes,
+    size_in_dataset,
+    size_in_pipeline,
+)
 from .pipelines import PipelineTuner
-from .tuning import Tuning, check_counts, manual_call
+from .tuning import Tuning, check_counts, check_shares, manual_call
 from .workers import AutoWorkers
 
 if TYPE_CHECKING:
@@ -139,17 +150,60 @@ class PerfParams:
         Warns: UserWarning: the size of an element, or the memory, is not known, so that memory
             sets no bound.
         """
-        settings, inferred = estimate(
-            target,
-            batch_size=batch_size,
-            prefetch_factor=prefetch_factor,
-            element_bytes=element_bytes,
-            keep=keep,
-            cpu_util=cpu_util,
-            memory_util=memory_util,
-            limits=limits_given(num_cores, memory_bytes, local_world_size),
-        )
-        params = cls(**settings, inferred=inferred)
+        limits = limits_given(num_cores, memory_bytes, local_world_size)
+        counts = {"batch_size": batch_size, "prefetch_factor": prefetch_factor}
+        check_counts(WHERE, {**counts, "element_bytes": element_bytes})
+        check_shares(WHERE, cpu_util=cpu_util, memory_util=memory_util)
+        # The tiny term makes up for 0.29 * 100 being a little less than 29.
+        cores = max(1, int(limits.own_cores * cpu_util + 1e-9))
+        memory = limits.own_memory(memory_util)
+        size, origin, made_of = element_bytes, "given", ""
+        if isinstance(target, PipelineBuilder):
+            if batch_size is not None:
+                raise ValueError(
+                    f"{WHERE}: batch_size must be None for a pipeline, whose aggregates say how "
+                    f"many items are in a list, got {batch_size}."
+                )
+            spec = target.get_config()
+            if size is None:
+                size, origin = size_in_pipeline(spec)
+            plan = plan_of_pipeline(spec, size, keep)
+            most_room = max(CHEAP_ROOM, 2 * cores, *(2 * stage.concurrency for stage in spec.pipes))
+        else:
+            if keep:
+                raise ValueError(
+                    f"{WHERE}: keep is for a PipelineBuilder, got {sorted(keep)} with a "
+                    f"{type(target).__name__}."
+                )
+            dataset, batch_size = dataset_of(target, batch_size)
+            if size is None:
+                size, origin = size_in_dataset(dataset)
+            plan, most_room = plan_of_loader(batch_size), prefetch_factor
+            made_of = f", {batch_size:,} in a batch"
+
+        def fits(threads: int, room: int) -> bool:
+            return size is None or memory is None or size * plan(threads, room)[0] <= memory
+
+        # Buffers shrink first, then threads.
+        threads = max((n for n in range(1, cores + 1) if fits(n, 1)), default=1)
+        room = max((n for n in range(1, most_room + 1) if fits(threads, n)), default=1)
+        num_elements, settings = plan(threads, room)
+        ranks = f" / {limits.local_world_size} ranks" if limits.local_world_size > 1 else ""
+        lines = [
+            f"cores: {limits.num_cores:g} * {cpu_util:g}{ranks} -> threads: {cores}",
+            f"memory: {shown_bytes(limits.memory_bytes)} * {memory_util:g}{ranks} -> "
+            f"{shown_bytes(memory)}",
+            f"element: {shown_bytes(size)} ({origin}){made_of}",
+        ]
+        if size is not None:
+            most = f"in flight: at most {shown_bytes(size * num_elements)}"
+            more = ", more than that: one thread and room for one are least"
+            lines.append(most if fits(threads, room) else most + more)
+        if size is None or memory is None:
+            unknown = "the system does not say how much there is. Pass memory_bytes"
+            doubt = unknown if size is not None else f"{origin}. Pass element_bytes"
+            warnings.warn(f"{WHERE}: memory sets no bound: {doubt}.", stacklevel=2)
+        params = cls(**settings, inferred=tuple(lines))
         (write or _logger.info)(str(params))
         return params
 

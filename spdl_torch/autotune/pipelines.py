@@ -7,15 +7,15 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from ..machine.limits import Limits
-from .tuner import StageLoad
-from .tuning import TuningState, manual_call
-from .window import PARTS
+from .tuning import PARTS, TuningState, manual_call
 
 if TYPE_CHECKING:
+    from collections.abc import Set
+
     from ..engine.loop import LazyRunner
     from ..engine.recorder import FlightRecorder
     from ..engine.run import Run
-    from ..engine.statistics import PipelineStats, StageStats
+    from ..engine.statistics import PipelineStats
     from .tuner import Decision
     from .tuning import Tuning
 
@@ -44,7 +44,9 @@ class PipelineTuner:
         session = _Session(self.state, run, is_going_on=not is_second)
         if not is_second:
             self._session = session
-            session.begin()
+            for name in session.tunable & self.state.found.keys():  # begin with what others found
+                session.set_count(name, self.state.found[name])
+            self.state.meter.begin_run()
         return session
 
     def __getstate__(self) -> dict[str, Any]:
@@ -71,12 +73,6 @@ class _Session:
         }
         self._limits = state.tuning.limits()
 
-    def begin(self) -> None:
-        """Begin with what earlier runs have found."""
-        for name in self._free.keys() & self._state.found:
-            self.set_count(name, self._state.found[name])
-        self._state.meter.begin_run()
-
     def report_interval(self, runner: LazyRunner) -> None:
         """Take a reading, and tune when a window is complete. The run calls this."""
         if not self.is_going_on:
@@ -98,11 +94,12 @@ class _Session:
     def recorder(self) -> FlightRecorder:
         return self._run.recorder
 
+    @property
+    def tunable(self) -> Set[str]:
+        return self._free.keys()
+
     def read(self) -> tuple[PipelineStats, int]:
         return self._run.snapshot(), self._run.num_delivered
-
-    def loads(self, stats: PipelineStats) -> tuple[StageLoad, ...]:
-        return tuple(_load_of(stage, is_free=stage.name in self._free) for stage in stats.stages)
 
     def memory_in_flight(self) -> int | None:
         then, left = self._limits.memory_bytes, Limits.of_this_machine().memory_bytes
@@ -116,17 +113,3 @@ class _Session:
     def settings(self) -> str:
         found = self._state.found
         return manual_call({name: found.get(name, count) for name, count in self._free.items()}, {})
-
-
-def _load_of(stage: StageStats, *, is_free: bool) -> StageLoad:
-    # At work is who waits neither for items nor for room: inside the op, or on the way there, where
-    # a thread may lose its core or the GIL as well.
-    at_work = 1.0 - stage.wait_in_ratio - stage.wait_out_ratio
-    return StageLoad(
-        name=stage.name,
-        concurrency=stage.concurrency,
-        busy_seconds=stage.busy_ns / 1e9,
-        busy_ratio=max(stage.busy_ratio, at_work),
-        cpu_seconds=stage.cpu_ns / 1e9,
-        is_free=is_free,
-    )

@@ -13,6 +13,7 @@ nothing: such a plan raises both.
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -22,7 +23,9 @@ from ..machine.gil import is_taken
 from ..machine.readings import Probes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence, Set
+
+    from ..engine.statistics import PipelineStats, StageStats
 
 _ENOUGH_WAIT = 0.05
 """The share of waiting up to which training is not input-bound; TensorFlow's threshold."""
@@ -52,6 +55,10 @@ _EXTRA_WINDOWS = 2
 
 _DRIFT = 0.20
 
+_PAUSE = 3.0
+"""A part in which the consumer's own time per item is this many times the usual is left out: it was
+doing something else (validation, a checkpoint)."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bounds:
@@ -66,32 +73,14 @@ class Bounds:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StageLoad:
-    """The work of one stage in a window."""
-
-    name: str
-    concurrency: int
-    """The number of threads at the end of the window."""
-    busy_seconds: float
-    """The seconds inside the op, summed over the threads."""
-    busy_ratio: float
-    """The share of the threads' time in which they waited for nothing, 0 to 1."""
-    cpu_seconds: float = 0.0
-    is_free: bool = True
-    """Whether its concurrency may be changed."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Window:
-    """A period of a run without a change."""
+    """A period of a run without a change, or a part of one."""
 
-    elapsed: float
-    """The length of the window in seconds."""
+    stats: PipelineStats
     num_items: int
     """The number of items that the consumer took."""
-    wait_seconds: float
-    """The seconds that the consumer waited for items."""
-    stages: tuple[StageLoad, ...]
+    tunable: Set[str] = frozenset()
+    """The names of the stages whose concurrency may be changed."""
     noise: float = 0.0
     """The standard error of ``rate``, relative to it."""
     probes: Probes = field(default_factory=Probes)
@@ -101,33 +90,60 @@ class Window:
     @property
     def rate(self) -> float:
         """Items a second."""
-        return self.num_items / self.elapsed if self.elapsed > 0 else 0.0
+        return self.num_items / self.stats.elapsed
 
     @property
-    def wait_ratio(self) -> float:
-        """The share of the time that the consumer waited."""
-        return min(1.0, self.wait_seconds / self.elapsed) if self.elapsed > 0 else 0.0
+    def own_seconds(self) -> float:
+        """The time in which the consumer did not wait."""
+        return (self.stats.elapsed_ns - self.stats.waited_ns) / 1e9
 
     @property
     def wanted_rate(self) -> float:
         """Items a second if the consumer never waited: from its own time per item."""
-        own = self.elapsed - self.wait_seconds
+        own = self.own_seconds
         return self.num_items / own if own > 0 else math.inf
 
     @property
-    def free(self) -> dict[str, StageLoad]:
+    def free(self) -> dict[str, StageStats]:
         """The stages that may be changed, by name."""
-        return {stage.name: stage for stage in self.stages if stage.is_free}
+        return {stage.name: stage for stage in self.stats.stages if stage.name in self.tunable}
+
+    @property
+    def busiest(self) -> StageStats | None:
+        """The stage whose threads wait the least; None = there is no stage."""
+        return max(self.stats.stages, key=_busy_ratio, default=None)
 
     def and_then(self, later: Window) -> Window:
-        """Merge two windows with equal settings; the stages' statistics are the later one's."""
+        """Merge two windows with equal settings."""
         return replace(
             later,
-            elapsed=self.elapsed + later.elapsed,
+            stats=self.stats + later.stats,
             num_items=self.num_items + later.num_items,
-            wait_seconds=self.wait_seconds + later.wait_seconds,
             noise=math.hypot(self.noise, later.noise) / 2,
         )
+
+
+def window_of(parts: Sequence[Window], **others: Any) -> Window:
+    """Merge parts into a window, without those in which the consumer paused. ``others``: fields of
+    the window that are of no part."""
+    kept = _without_pauses(parts)
+    whole, rates = reduce(Window.and_then, kept), [part.rate for part in kept]
+    noise = 0.5 / max(1, whole.num_items)  # one item more or less
+    if len(rates) > 1 and whole.num_items:
+        error = statistics.stdev(rates) / math.sqrt(len(rates))
+        noise = math.hypot(noise, error / statistics.fmean(rates))
+    return replace(whole, noise=noise, **others)
+
+
+def _without_pauses(parts: Sequence[Window]) -> Sequence[Window]:
+    own = [part.own_seconds / part.num_items for part in parts if part.num_items]
+    if len(own) < 3:
+        return parts
+    usual = statistics.median(own)
+    kept = [
+        part for part in parts if part.own_seconds <= _PAUSE * usual * max(1, part.num_items) + 0.1
+    ]
+    return kept if any(part.num_items for part in kept) else parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,17 +251,14 @@ class Tuner:
 
     def _bottleneck(self, window: Window) -> tuple[str, str]:
         """Return the stage that holds the others back and may get threads; or "", and why none."""
-        if window.wait_ratio <= _ENOUGH_WAIT:
+        if window.stats.consumer_wait_ratio <= _ENOUGH_WAIT:
             return "", "consumer"
-        busiest = max(window.stages, key=lambda stage: stage.busy_ratio, default=None)
-        if busiest is None or busiest.busy_ratio < _BUSY:
+        busiest = window.busiest
+        if busiest is None or _busy_ratio(busiest) < _BUSY:
             return "", "source"
-        least = max(_BUSY, busiest.busy_ratio - _NEAR)
-        slow = {
-            name: stage.busy_ratio
-            for name, stage in window.free.items()
-            if stage.busy_ratio >= least and name not in self._frozen
-        }
+        least = max(_BUSY, _busy_ratio(busiest) - _NEAR)
+        busy = {name: _busy_ratio(stage) for name, stage in window.free.items()}
+        slow = {n: busy[n] for n in busy if busy[n] >= least and n not in self._frozen}
         # Where it is not frozen, its concurrency is not ours to change.
         why = self._frozen.get(busiest.name, "max")
         return max(slow, key=lambda name: slow[name], default=""), why
@@ -255,13 +268,13 @@ class Tuner:
         that was reached: ``max``, ``cpu``, ``memory`` or "".
         """
         bounds, free = self.bounds, window.free
-        used = sum(stage.cpu_seconds for stage in window.stages) / max(1e-9, window.elapsed)
+        used = sum(stage.cpu_ns for stage in window.stats.stages) / window.stats.elapsed_ns
         headroom = bounds.cores / used if used > bounds.cores * 0.05 else math.inf
         if headroom < _LEAST_HEADROOM:
             return {}, "cpu"
         rate = min(window.rate * min(_AIM, headroom), window.wanted_rate * _SLACK)
         before = {name: stage.concurrency for name, stage in free.items()}
-        demands = {name: stage.busy_seconds / window.num_items for name, stage in free.items()}
+        demands = {n: stage.busy_ns / 1e9 / window.num_items for n, stage in free.items()}
         most, counts, bound = _most_threads(window, bounds), dict(before), ""
         while True:
             slowest = min(counts, key=lambda name: _capacity(counts[name], demands[name]))
@@ -310,7 +323,7 @@ class Tuner:
 
     def _decide_nothing(self, window: Window, before: float, reason: str) -> None:
         """Note why nothing changes, for the busiest stage."""
-        busiest = max(window.stages, key=lambda stage: stage.busy_ratio, default=None)
+        busiest = window.busiest
         name, count = ("", 0) if busiest is None else (busiest.name, busiest.concurrency)
         self._decisions.append(Decision(name, count, count, before, window.rate, reason))
 
@@ -320,13 +333,22 @@ class Tuner:
         since, reason = self._resting
         noise = 4 * math.hypot(window.noise, since.noise)
         has_drifted = abs(window.rate / since.rate - 1) > max(_DRIFT, noise)
-        waits_again = window.wait_ratio > _ENOUGH_WAIT and (reason == "consumer" or has_drifted)
+        waits_again = window.stats.consumer_wait_ratio > _ENOUGH_WAIT and (
+            reason == "consumer" or has_drifted
+        )
         self._num_alike = self._num_alike + 1 if waits_again else 0
         if self._num_alike < _ALIKE_WINDOWS:
             return {}
         self._begin()
         self._decide_nothing(window, since.rate, "drift")
         return self._propose(window)
+
+
+def _busy_ratio(stage: StageStats) -> float:
+    """Return the share of the threads' time in which they waited neither for items nor for room:
+    inside the op, or on the way there, where one may lose its core or the GIL as well.
+    """
+    return max(stage.busy_ratio, 1.0 - stage.wait_in_ratio - stage.wait_out_ratio)
 
 
 def _capacity(count: int, demand: float) -> float:
@@ -350,4 +372,4 @@ def _cause_of(window: Window, name: str) -> str:
         return "gil"
     if probes.run_delay_ratio is not None and probes.run_delay_ratio > 0.1:
         return "cpu"
-    return "io-limit" if stage.cpu_seconds < 0.5 * stage.busy_seconds else "cpu"
+    return "io-limit" if stage.cpu_ns < 0.5 * stage.busy_ns else "cpu"

@@ -1,4 +1,4 @@
-"""The options of tuning, its results, and where they are reported."""
+"""The options of tuning, what it measures, its results, and where they are reported."""
 
 from __future__ import annotations
 
@@ -6,25 +6,33 @@ import keyword
 import logging
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..machine.limits import limits_given
+from ..machine.probes import probe_counters
+from ..machine.readings import probes_between
 from ..observe.store.entries import DECISION_EVENT, EventLogEntry
-from .tuner import Bounds, Tuner
-from .window import Meter
+from .tuner import Bounds, Tuner, Window, window_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Set
 
     from ..engine.recorder import FlightRecorder
+    from ..engine.statistics import PipelineStats
     from ..machine.limits import Limits
     from ..observe.store.entries import LogEntry
     from .tuner import Decision
-    from .window import Tuned
 
 _logger = logging.getLogger("spdl_torch.autotune")
 
 _MOST_DECISIONS = 1000
+
+PARTS = 4
+"""The number of readings in a window; the spread of the consumer's rate gives the noise."""
+
+_LEAST_ITEMS = 20
+_LONGEST = 5
+"""The factor by which a window may be extended if too few items come."""
 
 
 def check_counts(
@@ -79,6 +87,88 @@ class Tuning:
         if are_processes:
             threads = min(threads, max(8, int(2 * cores)))  # each takes memory
         return Bounds(threads=threads, cores=cores * self.cpu_util, memory_bytes=memory)
+
+
+class Tuned(Protocol):
+    """What is tuned: a run of a pipeline, or the workers of a loader's iterator."""
+
+    @property
+    def recorder(self) -> FlightRecorder | None: ...
+
+    @property
+    def tunable(self) -> Set[str]:
+        """The names of the stages whose concurrency may be changed."""
+
+    def read(self) -> tuple[PipelineStats, int]:
+        """Return the statistics, and the items that the consumer took, since the run began."""
+
+    def memory_in_flight(self) -> int | None:
+        """Return the most bytes in flight with the present settings; None = unknown."""
+
+    def set_count(self, name: str, count: int) -> None:
+        """Change a stage's concurrency."""
+
+    def settings(self) -> str:
+        """Return the present settings as code."""
+
+
+class Meter:
+    """Cuts readings, taken several times a window, into complete windows.
+
+    The part of a window right after a start or a change is not measured. If
+    runs (epochs) are shorter than a window, it continues in the next one.
+    """
+
+    def __init__(self, window_seconds: float) -> None:
+        self._seconds = window_seconds
+        self.restart(skip=1)
+
+    def restart(self, *, skip: int = 0) -> None:
+        """Discard the measurements and begin a window whose first ``skip`` parts are left
+        out.
+        """
+        self._last: tuple[PipelineStats, int] | None = None  # with which the next part begins
+        self._num_to_skip = skip
+        self._parts: list[Window] = []
+        self._probes_before = probe_counters()
+
+    def look(self, tuned: Tuned) -> Window | None:
+        """Return the window that is complete now, if any; ``restart`` begins the next one."""
+        self._read(tuned)
+        elapsed = sum(part.stats.elapsed for part in self._parts)
+        num_items = sum(part.num_items for part in self._parts)
+        if elapsed < 0.95 * self._seconds:
+            return None
+        if num_items < _LEAST_ITEMS and elapsed < _LONGEST * self._seconds:
+            return None
+        return window_of(
+            self._parts,
+            tunable=tuned.tunable,
+            probes=probes_between(self._probes_before, probe_counters()),
+            memory_bytes=tuned.memory_in_flight(),
+        )
+
+    def end_run(self, tuned: Tuned) -> None:
+        """Take a run's last statistics; the window continues with the next run."""
+        if self._last is not None:
+            self._read(tuned)
+            self._last = None
+
+    def begin_run(self) -> None:
+        """Begin anew if the last run was left before its end, so that its figures lack a part."""
+        if self._last is not None:
+            self.restart(skip=1)
+
+    def _read(self, tuned: Tuned) -> None:
+        stats, num_items = tuned.read()
+        then, self._last = self._last, (stats, num_items)
+        if then is None:
+            return
+        if self._num_to_skip:
+            self._num_to_skip -= 1
+        elif stats.elapsed_ns > then[0].elapsed_ns:
+            part = Window(stats=stats.since(then[0]), num_items=num_items - then[1])
+            self._parts.append(part)
 
 
 class TuningState:

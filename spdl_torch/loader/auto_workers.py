@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ..autotune.estimate import nbytes_of
-from ..autotune.tuner import StageLoad
-from ..autotune.tuning import manual_call
-from ..autotune.window import PARTS
+from ..autotune.tuning import PARTS, manual_call
 from ..autotune.workers import AutoWorkers
+from ..engine.statistics import PipelineStats, StageStats
 
 if TYPE_CHECKING:
     from ..autotune.tuning import TuningState
     from ..engine.recorder import FlightRecorder
-    from ..engine.statistics import PipelineStats
     from .backends.backend import Backend
     from .base_loader import BaseLoader
 
@@ -75,26 +74,28 @@ class LoaderTuner:
 
     # What is tuned:
 
+    tunable = frozenset({WORKERS})
+
     @property
     def recorder(self) -> FlightRecorder | None:
         return self._backend.stats.recorder
 
     def read(self) -> tuple[PipelineStats, int]:
-        return self._backend.stats.snapshot_of_workers(), self._num_batches
-
-    def loads(self, stats: PipelineStats) -> tuple[StageLoad, ...]:
-        """Return the load of fetching and collating together: the same workers do both."""
+        """Return fetching and collating as one stage: the same workers do both."""
+        stats = self._backend.stats.snapshot_of_workers()
         stages = {stage.name: stage for stage in stats.stages}
         fetch, collate = stages["fetch"], stages["collate"]
         busy_ns = fetch.busy_ns + collate.busy_ns
-        load = StageLoad(
+        both = StageStats(
             name=WORKERS,
             concurrency=self._num_workers,
-            busy_seconds=busy_ns / 1e9,
-            busy_ratio=min(1.0, busy_ns / max(1, fetch.thread_ns)),
-            cpu_seconds=(fetch.cpu_ns + collate.cpu_ns) / 1e9,
+            thread_ns=fetch.thread_ns,
+            num_tasks=fetch.num_tasks,
+            busy_ns=busy_ns,
+            cpu_ns=fetch.cpu_ns + collate.cpu_ns,
+            wait_in_ns=fetch.thread_ns - busy_ns,
         )
-        return (load,)
+        return replace(stats, stages=(both,)), self._num_batches
 
     def memory_in_flight(self) -> int | None:
         num_batches = self.max_outstanding + self._num_workers + 1

@@ -22,7 +22,7 @@ class RandomTuner:
 
     def step(self, window):
         self.num_steps += 1
-        free = [stage for stage in window.stages if stage.is_free]
+        free = window.free.values()
         counts = {stage.name: self._random.randint(1, 5) for stage in free}
         decisions = tuple(
             Decision(

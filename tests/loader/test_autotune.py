@@ -5,16 +5,14 @@ from __future__ import annotations
 import random
 import re
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from spdl_torch.autotune import PerfParams
-from spdl_torch.autotune.tuner import Bounds, StageLoad, Tuner, Window
-from spdl_torch.autotune.window import Part, window_of
+from spdl_torch.autotune.tuner import Bounds, Tuner, Window, window_of
 from spdl_torch.observe import Probes
-from spdl_torch.pipeline import PipelineStats
+from spdl_torch.pipeline import PipelineStats, StageStats
 
 
 @dataclass
@@ -62,25 +60,17 @@ class Model:
     def window(self, seconds=2.0):
         """What would be measured."""
         rate = self.rate(self.counts) * (1 + self.random.gauss(0, self.noise))
-        loads = []
+        stages = []
         for stage in self.stages:
             count = self.counts[stage.name]
             busy = min(1.0, rate / self.capacity(stage, count))
-            loads.append(
-                StageLoad(
-                    name=stage.name,
-                    concurrency=count,
-                    busy_seconds=busy * count * seconds,
-                    busy_ratio=busy,
-                    cpu_seconds=min(rate * stage.seconds * stage.cpu, self.cores) * seconds,
-                    is_free=stage.is_free,
-                )
-            )
+            cpu_seconds = min(rate * stage.seconds * stage.cpu, self.cores) * seconds
+            stages.append(stage_of(stage.name, count, seconds, busy, cpu_seconds))
+        waited = max(0.0, seconds * (1 - rate * self.step))
         return Window(
-            elapsed=seconds,
+            stats=PipelineStats(round(seconds * 1e9), round(waited * 1e9), tuple(stages)),
             num_items=max(1, round(rate * seconds)),
-            wait_seconds=max(0.0, seconds * (1 - rate * self.step)),
-            stages=tuple(loads),
+            tunable={stage.name for stage in self.stages if stage.is_free},
             noise=self.noise,
             probes=Probes(gil_seconds=self.gil_seconds, run_delay_ratio=0.0),
             memory_bytes=self.bytes_per_thread * sum(self.counts.values()) or None,
@@ -104,6 +94,20 @@ class Model:
         if not self.bytes_per_thread or bounds.memory_bytes is None:
             return bounds.threads
         return min(bounds.threads, bounds.memory_bytes // self.bytes_per_thread)
+
+
+def stage_of(name, count, seconds, busy, cpu_seconds=0.0):
+    """A stage whose threads are busy for this share of the time, and else wait for items."""
+    thread_ns = round(count * seconds * 1e9)
+    busy_ns = round(busy * thread_ns)
+    return StageStats(
+        name=name,
+        concurrency=count,
+        thread_ns=thread_ns,
+        busy_ns=busy_ns,
+        cpu_ns=round(cpu_seconds * 1e9),
+        wait_in_ns=thread_ns - busy_ns,
+    )
 
 
 def tune(model, bounds, windows=40):
@@ -153,7 +157,7 @@ def test_tuner_gives_the_consumer_what_it_wants_and_not_much_more(seconds, step)
     model = Model([ModelStage(f"s{n}", s) for n, s in enumerate(seconds)], step=step)
     _, settled = tune(model, Bounds(threads=1000, cores=1000))
     assert settled is not None
-    assert model.window().wait_ratio <= 0.06
+    assert model.window().stats.consumer_wait_ratio <= 0.06
     for stage in model.stages:
         needed = stage.seconds / step
         assert model.counts[stage.name] <= max(2, 1.2 * needed * 1.2 + 1)
@@ -183,8 +187,9 @@ def test_reason_is_given_when_nothing_is_left_to_gain(stages, options, reason):
 
 def test_source_is_named_when_no_stage_is_busy():
     """Every stage waits, and so does the consumer."""
-    idle = StageLoad(name="s", concurrency=2, busy_seconds=0.4, busy_ratio=0.1)
-    window = Window(elapsed=2.0, num_items=40, wait_seconds=1.9, stages=(idle,))
+    idle = stage_of("s", 2, 2.0, busy=0.1)
+    stats = PipelineStats(2_000_000_000, 1_900_000_000, (idle,))
+    window = Window(stats=stats, num_items=40, tunable={"s"})
     tuner = Tuner(Bounds(threads=8, cores=8), warm_up=0)
     assert not tuner.step(window).decisions  # a window or two may be an exception
     assert not tuner.step(window).decisions
@@ -275,24 +280,21 @@ def test_it_looks_again_when_the_data_changes():
         model.counts.update(step.counts)
         reasons += [d.reason for d in step.decisions]
     assert reasons[0] == "drift"
-    assert model.window().wait_ratio <= 0.06
+    assert model.window().stats.consumer_wait_ratio <= 0.06
 
 
 def test_pause_of_the_consumer_is_left_out_of_a_window():
     """A validation of a minute between two batches does not count as slow loading."""
 
     def part(seconds, num_items, waited):
-        return Part(PipelineStats(int(seconds * 1e9), int(waited * 1e9), ()), num_items)
-
-    def window(*parts):
-        tuned = SimpleNamespace(loads=lambda stats: stats.stages, memory_in_flight=lambda: None)
-        return window_of(parts, tuned, Probes())
+        stats = PipelineStats(int(seconds * 1e9), int(waited * 1e9), ())
+        return Window(stats=stats, num_items=num_items)
 
     usual, pause = part(0.5, 50, 0.1), part(60.0, 50, 0.1)
-    found = window(usual, usual, pause, usual)
-    assert (found.num_items, found.elapsed) == (150, 1.5)
+    found = window_of([usual, usual, pause, usual])
+    assert (found.num_items, found.stats.elapsed) == (150, 1.5)
     assert found.noise < 0.01
-    assert window(part(1.0, 10, 0.0), part(1.0, 30, 0.0)).noise > 0.4
+    assert window_of([part(1.0, 10, 0.0), part(1.0, 30, 0.0)]).noise > 0.4
 
 
 @pytest.mark.parametrize(
