@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import re
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from ._retry import BACKOFF_SECONDS, MAX_BACKOFF_SECONDS, RETRIES, RetryPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 # At least two letters before "://", so that no Windows drive is taken for a protocol. fsspec
 # chains, "zip://a.txt::s3://bucket/b.zip" and "simplecache::s3://bucket/a", begin the same way.
@@ -43,7 +43,16 @@ def read_url(url: str, storage_options: Mapping[str, Any] | None = None) -> byte
     return _ONCE.repeat(lambda: _fetch(url, storage_options, is_repeated=False), url)
 
 
+def kept_copy(url: str) -> BinaryIO | None:
+    """Open the copy of a URL's file, if its source keeps one; it repeats what fails."""
+    opens: Callable[[], BinaryIO] | None = getattr(url, "open", None)
+    return None if opens is None else opens()
+
+
 def _fetch(url: str, storage_options: Mapping[str, Any] | None, *, is_repeated: bool) -> bytes:
+    if (copy := kept_copy(url)) is not None:
+        with copy:
+            return copy.read()
     system, path = file_system(url, storage_options, is_repeated=is_repeated)
     if "::" in url:  # caches implement open() themselves, other calls less reliably
         with system.open(path, "rb") as file:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, TypeVar, cast
 
 from spdl_torch.errors import SourceChangedError
 
-from ._remote import file_system, is_url
+from ._remote import file_system, is_url, kept_copy
 from ._retry import status_of
 
 if TYPE_CHECKING:
@@ -70,6 +70,8 @@ def open_resuming(
     if not is_url(name):
         local = _Resuming(partial(open_local, name), name, policy)
         return cast("BinaryIO", io.BufferedReader(local, _LOCAL_BUFFER_BYTES))
+    if (copy := kept_copy(name)) is not None:
+        return copy
 
     def open_at(offset: int, again: bool) -> Opened:
         system, path = file_system(name, storage_options, is_repeated=policy is not None)

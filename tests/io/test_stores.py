@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 import fsspec
+import numpy as np
 import pytest
 import torch
 from _datasets import Made
@@ -29,7 +30,7 @@ from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.data import mix
 from spdl_torch.data.sources import Files, ListSource, Parquet, TarShards
 from spdl_torch.errors import SourceChangedError
-from spdl_torch.io import Reader, load_video
+from spdl_torch.io import Reader, load_npy, load_video
 from spdl_torch.io._remote import file_system
 from spdl_torch.io._resuming import Opened, _Resuming, open_resuming
 from spdl_torch.io._retry import RetryPolicy
@@ -44,6 +45,13 @@ def shard_of(num_samples, size=1000, first=0):
     """A tar of numbered samples, each of one byte repeated."""
     numbers = range(first, first + num_samples)
     return tar_of((f"{number:04d}.bin", bytes([number % 251]) * size) for number in numbers)
+
+
+def npy_of(number):
+    """An array, as a file."""
+    content = io.BytesIO()
+    np.save(content, np.full((), number))
+    return content.getvalue()
 
 
 def numbers_of(samples):
@@ -745,6 +753,68 @@ def test_copies_make_room_while_others_do(tmp_path):
     with ThreadPoolExecutor(8) as threads:
         assert [*threads.map(read, range(8))] == [[*range(160)]] * 8
     assert len([*(tmp_path / "kept").rglob("*.tar")]) == 1
+
+
+def read_files(names, sent):
+    sent.put([Reader()(name) for name in names])
+
+
+def test_files_of_urls_are_kept(place, tmp_path):
+    """Read once on the machine, by our readers and by others; names are as without a cache."""
+    contents = {f"{number}.npy": npy_of(number) for number in range(8)}
+    for name, content in contents.items():
+        place.put(name, content)
+    urls = [place.url(name) for name in contents]
+    options = {"storage_options": place.options, "cache": tmp_path}
+    source, other = Files(urls, **options, ahead=3), Files(urls, **options)
+    place.store.requests = []
+    assert list(source) == list(source.shard(0, 1)) == list(other) == urls
+    for shuffled in (source, source.shuffle(seed=3)):
+        numbers = [int(load_npy(name)) for name in shuffled]
+        assert numbers == [urls.index(name) for name in shuffled]
+    with source[-6].open() as opened:
+        assert Reader()(source[2]) == opened.read() == contents["2.npy"]
+    until(lambda: not [each for each in threading.enumerate() if "spdl-shards" in each.name])
+    num_gets = place.store.num_gets
+    for context in map(multiprocessing.get_context, ("fork", "spawn")):
+        sent = context.SimpleQueue()
+        program = context.Process(target=read_files, args=(list(source), sent))
+        program.start()
+        assert sent.get() == [*contents.values()]
+        program.join()
+    assert place.store.num_gets == num_gets == len(urls)
+    downloaded = [each.loading_counts()["shards/bytes"] for each in (source, other)]
+    assert sum(downloaded) == sum(map(len, contents.values()))
+
+
+def test_kept_files_go_on_where_they_make_room(web, tmp_path):
+    """One that is open stays; one that has gone is downloaded again; the next ones come ahead."""
+    for number in range(6):
+        web.put(f"{number}.npy", npy_of(number))
+    urls = [web.url(f"{number}.npy") for number in range(6)]
+    source = Files(urls, cache=tmp_path, max_bytes=2.5 * len(npy_of(0)), ahead=0)
+    with source[0].open() as opened:
+        assert [int(load_npy(name)) for name in source] == [*range(6)]
+        assert opened.read() == npy_of(0)
+    assert source.loading_counts()["shards/removed"] == 4
+    num_gets = web.store.num_gets
+    assert int(load_npy(source[0])) == 0
+    assert web.store.num_gets > num_gets
+    there = tmp_path / "ahead" / "shards"
+    names = iter(Files(urls, cache=tmp_path / "ahead"))
+    assert next(names) == urls[0]
+    until(lambda: len([*there.glob("*.tar")]) == 2)
+    names.close()
+    video = write_video(KINDS["b-frames"])
+    web.put("a.mp4", video)
+    (name,) = Files(web.url("a.mp4"), cache=tmp_path)
+    assert torch.equal(load_video(name), load_video(video))
+    web.store.files.clear()
+    assert torch.equal(load_video(name), load_video(video))
+    with pytest.raises(ValueError, match=r"cache= keeps files of URLs, got '.*\.py'.*file:///"):
+        Files(__file__, cache=tmp_path)
+    with pytest.raises(ValueError, match="Files: max_bytes must be a number >= 1 and needs cache="):
+        Files(urls, max_bytes=5)
 
 
 @pytest.mark.parametrize("way", ["none", "threads", "processes", "served", "pipeline", "within"])

@@ -8,11 +8,15 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from spdl_torch.io._remote import Reader, glob_url, is_url
+from spdl_torch.io._retry import RETRIES
 
 from ._list import ListSource
+from ._shard import KeptFile, shard_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+    from ._copies import ShardCopies
 
 
 _ANY_FOLDERS = re.compile(rf"(^|[/{re.escape(os.sep)}])\*\*([/{re.escape(os.sep)}]|$)")
@@ -28,8 +32,11 @@ class Files(ListSource[str]):
     recursive: include the files in the folders below a folder. Here and for ``**`` each folder is
         read once, however many links lead to it, also in circles.
     storage_options: options of fsspec's file system, for URLs.
+    cache, max_bytes, ahead: keep whole files of URLs on a local disk, as :class:`TarShards`. What
+        of spdl_torch reads such a name reads the copy, and ``name.open()`` opens it for others.
 
-    The names are found once, here. Raises: FileNotFoundError: a pattern matches no file.
+    The names are found once, here. Raises: FileNotFoundError: a pattern matches no file;
+    ValueError: ``cache`` for a file that is no URL.
     """
 
     def __init__(
@@ -39,7 +46,11 @@ class Files(ListSource[str]):
         suffixes: Collection[str] | None = None,
         recursive: bool = False,
         storage_options: Mapping[str, Any] | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        max_bytes: float | None = None,
+        ahead: int = 2,
     ) -> None:
+        self._files = shard_files("Files", RETRIES, storage_options or {}, cache, max_bytes, ahead)
         if isinstance(patterns, str | os.PathLike):
             patterns = [patterns]
         if isinstance(suffixes, str):
@@ -53,7 +64,27 @@ class Files(ListSource[str]):
             if not names:
                 raise nothing_found("Files", os.fspath(pattern), ends)
             found.update(names)
-        super().__init__(sorted(found))
+        if self._files.copies is None:
+            super().__init__(sorted(found))
+            return
+        for name in found:
+            if not is_url(name):
+                raise ValueError(
+                    f"Files: cache= keeps files of URLs, got {name!r}. A slow disk's "
+                    "files have URLs, too: file:///FOLDER/*.mp4"
+                )
+        super().__init__([KeptFile(url, self._files) for url in sorted(found)])
+
+    def iterate(self, start: int = 0) -> Iterator[str]:
+        """Iterate from position ``start`` on, while the next files are fetched for ``cache``."""
+        names = super().iterate(start)
+        if self._files.copies is None:
+            return names
+        kept = [*names]
+        return (name for name, _ in zip(kept, self._files.each([*map(str, kept)]), strict=True))
+
+    def _counters(self) -> Iterable[ShardCopies]:
+        return filter(None, [self._files.copies])
 
 
 class FileList(ListSource[str]):

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from spdl_torch.errors import DecodeError
 from spdl_torch.io._cache.folders import HAS_LOCKS, file_stamp, hash_of
@@ -20,7 +20,7 @@ from spdl_torch.io._retry import RETRIES, RetryPolicy
 from spdl_torch.io._tar import DEFAULT_MAX_BYTES, MissingEndError, TarReader
 from spdl_torch.loader.error_notes import is_of_handler
 
-from ...engine.channel import Channel, ChannelClosed
+from ...engine.channel import Channel, ChannelClosed, EndOfChannel
 from ...engine.threads import ThreadGroup
 from ._copies import BUFFER_BYTES, ShardCopies
 from ._stream import StreamSource
@@ -39,6 +39,7 @@ _KEY_AND_FIELD = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]*)", re.DOTALL)
 _META = re.compile(r"__[^/]*__(/|$)")  # WebDataset keeps metadata under such names
 
 _HEADER_BYTES = 512
+_NOT_ASKED = ""
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class ShardFiles:
     copies: ShardCopies | None = None
     ahead: int = 0
     versions: dict[str, Version | None] = field(default_factory=dict)
-    """Those of the URLs' shards that are read; None = the store could not be asked."""
+    """Those of the shards that are read; with ``_NOT_ASKED``, the store could not be asked."""
 
     def each(self, urls: Sequence[str]) -> Iterator[str]:
         """Yield the shards that are read one after the other; from each one on, threads fetch the
@@ -70,14 +71,16 @@ class ShardFiles:
                 for each in urls[place : place + 1]:
                     todo.put(each)
                 yield url
-        finally:
+        except BaseException:
             todo.close()
+            raise
+        todo.finish()  # those with the last names may read them yet
 
     def _fetch_all(self, todo: Channel[str]) -> None:
         while True:
             try:
                 url = todo.get()
-            except ChannelClosed:
+            except (ChannelClosed, EndOfChannel):
                 return
             with suppress(Exception):
                 # It may stop as soon as the iteration has ended.
@@ -131,16 +134,64 @@ class ShardFiles:
 
     def _version_of(self, url: str) -> Version | None:
         """Return the version of a URL's shard that is to be read: that which it had at first."""
-        if url not in self.versions and None not in list(self.versions.values()):
+        if url not in self.versions and _NOT_ASKED not in self.versions:
             try:
                 self.versions[url] = version_of(url, self.storage_options)
             except Exception as error:
                 if is_of_handler(error):
                     raise
-                self.versions[url] = None
+                self.versions[_NOT_ASKED] = None
                 told = f"{url}: {type(error).__name__}: {error}"
                 _logger.warning("shards are read from their copies, new or old: %s", told)
         return self.versions.get(url)
+
+
+def shard_files(
+    who: str,
+    retries: int,
+    storage_options: Mapping[str, Any],
+    cache: str | os.PathLike[str] | None,
+    max_bytes: float | None,
+    ahead: int,
+) -> ShardFiles:
+    """Return what opens the shards of a source. Raises: ValueError: options of its cache."""
+    is_number = type(max_bytes) in (int, float)
+    if max_bytes is not None and not (cache is not None and is_number and max_bytes >= 1):
+        raise ValueError(
+            f"{who}: max_bytes must be a number >= 1 and needs cache=FOLDER, got {max_bytes!r}."
+        )
+    if type(ahead) is not int or ahead < 0:
+        raise ValueError(f"{who}: ahead must be a whole number >= 0, got {ahead!r}.")
+    if cache == "memory":
+        raise ValueError(
+            f'{who}: cache="memory" is for samples: name a folder for whole shards, in '
+            "/dev/shm to have them in memory."
+        )
+    copies = None
+    if cache is not None and HAS_LOCKS:
+        copies = ShardCopies(os.path.abspath(os.fspath(cache)), max_bytes)
+    return ShardFiles(RetryPolicy(retries), storage_options, copies, ahead)
+
+
+class KeptFile(str):
+    """The URL of a file of which a copy is kept on a local disk. What of spdl_torch reads a URL
+    reads the copy, downloaded if it is not there."""
+
+    __slots__ = ("_files",)
+    _files: ShardFiles
+
+    def __new__(cls, url: str, files: ShardFiles) -> Self:
+        """Return the URL, to be opened by these."""
+        made = super().__new__(cls, url)
+        made._files = files
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self._files)
+
+    def open(self) -> BinaryIO:
+        """Open the copy, which stays readable whatever else takes its room. Raises: OSError."""
+        return self._files.open(str(self), seekable=True)
 
 
 class ShardSource(StreamSource[dict[str, Any]]):
@@ -166,22 +217,7 @@ class ShardSource(StreamSource[dict[str, Any]]):
         self._urls = tuple(url for pattern in given for url in self._found(os.fspath(pattern)))
         if not self._urls:
             raise ValueError(f"{who}: expected at least one {self._WHAT}, got none.")
-        is_number = type(max_bytes) in (int, float)
-        if max_bytes is not None and not (cache is not None and is_number and max_bytes >= 1):
-            raise ValueError(
-                f"{who}: max_bytes must be a number >= 1 and needs cache=FOLDER, got {max_bytes!r}."
-            )
-        if type(ahead) is not int or ahead < 0:
-            raise ValueError(f"{who}: ahead must be a whole number >= 0, got {ahead!r}.")
-        if cache == "memory":
-            raise ValueError(
-                f'{who}: cache="memory" is for samples: name a folder for whole shards, in '
-                "/dev/shm to have them in memory."
-            )
-        copies = None
-        if cache is not None and HAS_LOCKS:
-            copies = ShardCopies(os.path.abspath(os.fspath(cache)), max_bytes)
-        self._files = ShardFiles(RetryPolicy(retries), self.storage_options, copies, ahead)
+        self._files = shard_files(who, retries, self.storage_options, cache, max_bytes, ahead)
 
     @abstractmethod
     def _found(self, pattern: str) -> list[str]:
