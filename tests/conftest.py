@@ -176,8 +176,14 @@ def pytest_sessionstart():
 
 
 def pytest_configure(config):
-    """Files in the order of ``_order.py``."""
+    """Files in the order of ``_order.py``; and what a machine of few cores, or Python from 3.12 on
+    at each fork beside threads, warns of."""
     config.pluginmanager.import_plugin("_order")
+    for ignored in (
+        "This DataLoader will create:UserWarning",
+        ".*multi-threaded:DeprecationWarning",
+    ):
+        config.addinivalue_line("filterwarnings", f"ignore:{ignored}")
 
 
 def pytest_unconfigure():

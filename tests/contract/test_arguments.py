@@ -27,7 +27,6 @@ from spdl_torch.errors import UnsupportedOptionError
 from spdl_torch.loader import user_warnings
 from spdl_torch.observe import recording
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 TorchLoader = torch.utils.data.DataLoader
 SAMPLES = range(12)
 data8 = MapData(8)

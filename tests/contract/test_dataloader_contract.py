@@ -24,11 +24,6 @@ from _loader_helpers import (
 )
 from torch.utils.data import default_collate, get_worker_info
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
-    # From Python 3.12 on a fork beside threads, such as fsspec's, is warned of.
-    pytest.mark.filterwarnings("ignore:.*is multi-threaded:DeprecationWarning"),
-]
 data8 = MapData(8)
 
 

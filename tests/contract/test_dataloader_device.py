@@ -25,7 +25,6 @@ from _loader_helpers import (
     assert_threads_end,
     epoch_of,
     loader_threads,
-    no_thread_left,
 )
 from hypothesis import HealthCheck, given, settings, strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -35,9 +34,8 @@ from spdl_torch.io._transfer import transfer
 from spdl_torch.loader.backends import transfer_stage
 from spdl_torch.pipeline import PipelineBuilder
 
-__all__ = ["backends", "no_thread_left"]
+__all__ = ["backends"]
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 workers = pytest.mark.parametrize("num_workers", [0, 2])
 
@@ -104,7 +102,6 @@ class Operations(TorchDispatchMode):
         ),
     ],
 )
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 @pytest.mark.parametrize("device", [None, "cuda"])
 def test_thread_that_trains_makes_no_tensor(backends, monkeypatch, options, is_idle, device):
     """Nor does it call torch at all for a batch, but for the hand-over, or take memory on the

@@ -27,7 +27,6 @@ from _loader_helpers import (
     epoch_of,
     frozen,
     loader_threads,
-    no_thread_left,
 )
 from hypothesis import example, given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
@@ -45,13 +44,7 @@ from torch.utils.data import (
     default_convert,
 )
 
-__all__ = ["no_thread_left"]
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
-    pytest.mark.filterwarnings("ignore:Length of IterableDataset:UserWarning"),
-    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:Length of IterableDataset:UserWarning")
 TorchLoader = torch.utils.data.DataLoader
 
 

@@ -5,7 +5,6 @@ import torch
 from _loader_helpers import (
     DataLoader,
     frozen,
-    no_thread_left,  # noqa: F401
     torch_loader,
 )
 from _readings import shown

@@ -21,7 +21,6 @@ from spdl_torch.errors import PipelineFailure
 from spdl_torch.loader.backends.jobs import Epoch
 from spdl_torch.testing import assert_resume_exact
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 WORKERS = {
     "none": {},
     "threads": {"num_workers": 3, "isolation": "thread"},

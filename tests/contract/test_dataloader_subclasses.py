@@ -11,11 +11,6 @@ from _loader_helpers import ModelLoader, swap_batch_sampler
 
 import spdl_torch
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:This DataLoader will create", "ignore:.*multi-threaded, use of fork:DeprecationWarning"
-)
-
-
 VECTORS = Made(lambda index: (index, torch.full((3,), float(index))), 13)
 
 

@@ -27,17 +27,12 @@ from _hooks import (
     error_of,
 )
 from _lazy_device import backends
-from _loader_helpers import no_thread_left
 from _seats import FORKED, NONE, SERVED, THREADS, in_every_seat, in_seats, with_workers
 
 from spdl_torch.pipeline import PipelineStopped
 
-__all__ = ["backends", "no_thread_left"]
+__all__ = ["backends"]
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
-    pytest.mark.filterwarnings("ignore:.*is multi-threaded:DeprecationWarning"),
-]
 ALL = tuple(KINDS)
 FEW = ("ordinary", "stop", "exit", "locked", "frozen")
 EXCEPTIONS = tuple(each for each in ALL if isinstance(error_of(each, ""), Exception))

@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.skipif(
         "fork" not in multiprocessing.get_all_start_methods(), reason="idioms of forked workers"
     ),
-    pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
 
 ALIKE = {

@@ -17,7 +17,6 @@ from _loader_helpers import (
     ThreadLoader,
     assert_threads_end,
     epoch_of,
-    no_thread_left,
     torch_loader,
 )
 from torch.utils.data import (
@@ -31,13 +30,6 @@ from torch.utils.data import (
 
 from spdl_torch.loader.backends import worker_thread as worker_module
 from spdl_torch.loader.backends.dataset_copies import own_copy
-
-__all__ = ["no_thread_left"]
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
-    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
-]
 
 
 def batches_of(loader):

@@ -13,15 +13,11 @@ import _warm
 import pytest
 from _datasets import Rows
 from _inside import placement_of
-from _loader_helpers import DataLoader, no_thread_left
+from _loader_helpers import DataLoader
 from _seats import FORKED, THREADS, in_every_seat, in_seats
 from torch.utils.data import IterableDataset
 
 from spdl_torch.pipeline import PipelineBuilder
-
-__all__ = ["no_thread_left"]
-
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
 
 def run(program, **environment):

@@ -7,11 +7,7 @@ import pytest
 from _datasets import BulkData, GatedData, MapData, StreamData
 from _gates import is_gone, until
 from _inside import state_of
-from _loader_helpers import ThreadLoader as DataLoader, no_thread_left, torch_loader
-
-__all__ = ["no_thread_left"]
-
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+from _loader_helpers import ThreadLoader as DataLoader, torch_loader
 
 
 class Stateful(StreamData):

@@ -22,10 +22,6 @@ from torch.utils.data import (
 
 from spdl_torch.loader.rng.keys import Purpose, StreamKey
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
-    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
-]
 THREADS = {"num_workers": 3, "isolation": "thread"}
 PROCESSES = {"num_workers": 2, "isolation": "process"}
 

@@ -20,7 +20,7 @@ from _datasets import (
     Shuffled,
     Uncopyable,
 )
-from _loader_helpers import DataLoader, no_thread_left, resumed
+from _loader_helpers import DataLoader, resumed
 from torch.utils.data import DistributedSampler, IterableDataset, Sampler
 
 from spdl_torch import PipelineDataset
@@ -28,10 +28,6 @@ from spdl_torch.loader.checkpoint import user_state as own_state
 from spdl_torch.loader.checkpoint.user_state import OwnState, WorkerState
 from spdl_torch.pipeline import PipelineBuilder
 from spdl_torch.testing import assert_resume_exact
-
-__all__ = ["no_thread_left"]
-
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 KINDS = {
     "none": {"num_workers": 0},

@@ -14,8 +14,6 @@ from spdl_torch import DataLoader
 from spdl_torch.loader.fetching.odd_sample import odd_sample
 from spdl_torch.loader.stats import remarks
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*is multi-threaded:DeprecationWarning")
-
 
 class RaggedRows(Rows):
     """One row is longer."""

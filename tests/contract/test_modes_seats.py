@@ -10,8 +10,6 @@ from _datasets import Made
 from _seats import FORKED, NONE, THREADS, in_seats
 from torch.overrides import TorchFunctionMode
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-
 
 class OnesForZeros(TorchFunctionMode):
     """Changes what a function of torch returns."""

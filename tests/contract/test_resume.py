@@ -26,7 +26,6 @@ from torch.utils.data import BatchSampler, DistributedSampler, Sampler
 import spdl_torch
 from spdl_torch.testing import assert_resume_exact
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 ON_THREADS = {"num_workers": 2, "isolation": "thread"}
 none_or_threads = pytest.mark.parametrize("workers", [{}, ON_THREADS], ids=["none", "threads"])
 

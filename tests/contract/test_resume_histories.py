@@ -31,7 +31,6 @@ from _datasets import (
 )
 from _fuzz import QUICK
 from _inside import children_of
-from _loader_helpers import no_thread_left
 from _seats import FORKED, NONE, SERVED, SPAWNED, THREADS, Seat
 from hypothesis import example, given, settings, strategies as st
 from torch.utils.data import BatchSampler, RandomSampler, WeightedRandomSampler
@@ -41,10 +40,7 @@ from spdl_torch.data import mix
 from spdl_torch.data.sources import ListSource, as_source
 from spdl_torch.pipeline import PipelineBuilder
 
-__all__ = ["no_thread_left"]
-
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.timeout(600),  # 20 s here; room for a slow machine
 ]
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from _covering import by_pairs
 from _datasets import Live
-from _loader_helpers import no_thread_left, resumed
+from _loader_helpers import resumed
 from _seats import NONE, THREADS, in_seats
 from torch.utils.data import (
     Dataset,
@@ -20,8 +20,6 @@ from torch.utils.data import (
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.pipeline import PipelineBuilder
-
-__all__ = ["no_thread_left"]
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -20,7 +20,7 @@ from _datasets import (
     Walk,
     WalkWithState,
 )
-from _loader_helpers import no_thread_left, resumed
+from _loader_helpers import resumed
 from _seats import (
     FORKED,
     NONE,
@@ -34,8 +34,6 @@ from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.data import mix
 from spdl_torch.data.sources import as_source
 from spdl_torch.pipeline import PipelineBuilder
-
-__all__ = ["no_thread_left"]
 
 
 def plain(batches):
@@ -272,7 +270,6 @@ def by_worker(seat, dataset, **options):
     return seat.loader(dataset(), 2, rng="worker", generator=generator, **options)
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 @pytest.mark.parametrize("dataset", [Drawn, StatefulStream])
 @in_seats(THREADS, FORKED)
 def test_streams_of_workers_repeat_no_number_after_a_resume(seat, dataset):

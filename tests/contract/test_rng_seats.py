@@ -20,8 +20,6 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from spdl_torch.loader.rng.patches import install
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-
 LENGTH, BATCH_SIZE = 12, 3
 HANG_SECONDS = 120
 

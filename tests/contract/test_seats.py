@@ -30,7 +30,6 @@ from _loader_helpers import (
     as_list,
     assert_threads_end,
     loader_threads,
-    no_thread_left,  # noqa: F401
 )
 from _seats import (
     FORKED,
@@ -48,11 +47,6 @@ from spdl_torch import PipelineFailure
 from spdl_torch.errors import PipelineStopped
 from spdl_torch.observe import tracing
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
-    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*is multi-threaded:DeprecationWarning"),
-]
 LENGTH, BATCH = 21, 2
 
 LIVES = [pytest.param(False, id="anew"), pytest.param(True, id="persistent")]

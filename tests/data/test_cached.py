@@ -42,8 +42,6 @@ from spdl_torch.io._cache import memory, store as store_module
 from spdl_torch.io._cache.store import Store
 from spdl_torch.loader.differences import path_of_difference
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-
 forked = multiprocessing.get_context("fork")
 
 Pair = namedtuple("Pair", "image label")

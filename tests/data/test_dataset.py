@@ -318,8 +318,6 @@ def test_rank_comes_from_torchruns_variables_when_no_group_is_there(monkeypatch)
     assert list(dataset_of(range(4), num_replicas=1, rank=0)) == [0, 1, 2, 3]
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 @pytest.mark.parametrize("loader_class", [torch_data.DataLoader, spdl_torch.DataLoader])
 def test_loader_passes_its_items_on(loader_class):
     """``batch_size=None``: what the pipeline makes is the batch; each worker has its own part."""

@@ -27,8 +27,6 @@ from spdl_torch.data.sources import ListSource, as_source
 from spdl_torch.observe import SQLiteStatsWriter, entries_of, report_of_file
 from spdl_torch.pipeline import PipelineBuilder
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-
 NAMES = ("a", "b", "c")
 lengths = st.tuples(*[st.integers(1, 40)] * 3)
 some_weights = st.tuples(*[st.sampled_from([0.0, 0.01, 0.3, 1.0, 7.0])] * 3).filter(any)

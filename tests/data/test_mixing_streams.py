@@ -17,8 +17,6 @@ from spdl_torch.data import MixedSource, mix
 from spdl_torch.data.sources import as_source
 from spdl_torch.pipeline import PipelineBuilder
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-
 
 class Plain(torch_data.IterableDataset):
     """An iterable dataset without a state; ``length`` None = without an end."""

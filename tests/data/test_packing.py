@@ -25,8 +25,6 @@ from spdl_torch.data.packing.rule import bucketed, packed
 from spdl_torch.data.sources import as_source
 from spdl_torch.pipeline import PipelineBuilder
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-
 sizes_and_budgets = st.integers(1, 300).flatmap(
     lambda budget: st.tuples(st.lists(st.integers(1, budget), max_size=60), st.just(budget))
 )

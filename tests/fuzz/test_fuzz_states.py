@@ -16,7 +16,6 @@ from spdl_torch.pipeline import PipelineBuilder
 
 __all__ = ["no_thread_left"]
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 NUM_SAMPLES = 24
 STATES_PER_SECOND = 30

@@ -13,7 +13,7 @@ import torch
 from _datasets import BulkData, GatedData, Made, MapData, StreamData, WorkerInfoData
 from _gates import PATIENCE_SECONDS, spdl_threads, until
 from _inside import crew_of, give_out, is_tuned, resize
-from _loader_helpers import ThreadLoader as DataLoader, as_list, epoch_of, no_thread_left
+from _loader_helpers import ThreadLoader as DataLoader, as_list, epoch_of
 from _tuners import RandomTuner, at_random
 
 from spdl_torch import PipelineDataset
@@ -25,9 +25,7 @@ from spdl_torch.loader.auto_workers import LoaderTuner
 from spdl_torch.observe import SQLiteStatsWriter, query_event_stats
 from spdl_torch.pipeline import Pipe, PipelineBuilder
 
-__all__ = ["at_random", "no_thread_left"]
-
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+__all__ = ["at_random"]
 
 
 def auto(options):

@@ -21,11 +21,7 @@ from spdl_torch.loader.backends.processes import process as child_process
 
 __all__ = ["at_random"]
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
-    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
-    pytest.mark.skipif(not hasattr(os, "fork"), reason="forks"),
-]
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 
 
 def rows(loader):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from _datasets import Made
 from _lazy_device import backends, machine
-from _loader_helpers import ThreadLoader as DataLoader, no_thread_left
+from _loader_helpers import ThreadLoader as DataLoader
 from _videos import KINDS, write_video
 from hypothesis import given, settings, strategies as st
 from PIL import Image
@@ -31,11 +31,9 @@ from spdl_torch.loader.backends.processes import processes
 from spdl_torch.loader.backends.processes.shared_memory import Slab
 from spdl_torch.pipeline import PipelineBuilder
 
-__all__ = ["backends", "no_thread_left"]
+__all__ = ["backends"]
 
 FORKED = {"multiprocessing_context": "fork"}
-
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
 class Locker(PageLocker):

@@ -14,7 +14,6 @@ from spdl_torch import DataLoader
 from spdl_torch.objects.copies import deep_copy, shallow_copy
 from spdl_torch.testing import assert_reproducible, assert_thread_safe
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 both_copies = pytest.mark.parametrize("copied", [shallow_copy, deep_copy])
 
 

@@ -29,10 +29,7 @@ from spdl_torch import DataLoader
 
 __all__ = ["backends", "nothing_left"]
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
-    pytest.mark.skipif(os.name != "posix", reason="counts children and descriptors"),
-]
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="counts children and descriptors")
 
 
 def large(length):

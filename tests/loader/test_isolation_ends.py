@@ -28,10 +28,7 @@ from spdl_torch.loader.backends.processes import worker_process
 
 __all__ = ["nothing_left"]
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
-    pytest.mark.skipif(os.name != "posix", reason="sends signals"),
-]
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="sends signals")
 
 
 def test_child_does_not_collect_what_it_shares_with_its_server():
@@ -114,7 +111,6 @@ def test_child_that_does_not_answer_hides_no_other(held_child, monkeypatch):
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_forked_process_leaves_the_workers_alone(isolation):
     """They are the parent's: at the fork's end multiprocessing would end them. An iterator there
     says what it lacks, and a new one works."""

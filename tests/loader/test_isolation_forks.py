@@ -26,10 +26,7 @@ from spdl_torch.loader.backends.processes.process import start_child
 
 __all__ = ["nothing_left"]
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
-    pytest.mark.skipif(not hasattr(os, "fork"), reason="forks"),
-]
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 
 
 @contextmanager
@@ -223,7 +220,6 @@ def test_no_warning_of_forks_that_torch_would_not_give(action):
 
 @pytest.mark.parametrize("is_in_the_middle", [False, True])
 @pytest.mark.parametrize("isolation", ["thread", "process"])
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_persistent_workers_stay_with_the_process_that_started_them(isolation, is_in_the_middle):
     """A forked process has workers of its own from its first iter() on; the trainer's go on."""
     loader = DataLoader(
@@ -317,7 +313,6 @@ def test_workers_rest_until_the_last_of_several_forks_has_ended():
     assert activity.job == "a job"
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_child_finds_no_lock_held_by_a_thread_that_it_has_not_got():
     """The fork waits until the thread has let go of it."""
     lock, is_held, may_end = lock_held_at_forks(), threading.Event(), threading.Event()

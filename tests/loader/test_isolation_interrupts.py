@@ -20,10 +20,7 @@ from _loader_helpers import PATIENCE_SECONDS, assert_threads_end
 
 from spdl_torch import DataLoader
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
-    pytest.mark.skipif(not hasattr(os, "fork"), reason="sends signals"),
-]
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="sends signals")
 
 
 class AtTime:

@@ -18,10 +18,7 @@ from test_isolation_ends import assert_program_ends, session_of
 
 __all__ = ["nothing_left"]
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
-    pytest.mark.skipif(os.name != "posix", reason="sends signals"),
-]
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="sends signals")
 
 PROGRAM = """
     import multiprocessing, os, signal, sys

@@ -24,11 +24,7 @@ from spdl_torch.observe import tracing
 
 __all__ = ["nothing_left"]
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
-    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
-    pytest.mark.skipif(not hasattr(os, "fork"), reason="forks"),
-]
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 REPLACED = {"seed": 1, "timeout": PATIENCE_SECONDS}
 SERVED = {**REPLACED, "multiprocessing_context": "forkserver"}
 

@@ -90,7 +90,6 @@ def test_collector_is_on_after_the_blocks_of_several_threads(ends_first):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_child_that_is_forked_meanwhile_collects():
     """Nobody in it would switch the collector on: before, in and after a block of its own."""
 

@@ -23,8 +23,6 @@ from spdl_torch.loader.rng.dispatch import is_led
 from spdl_torch.loader.rng.patches import of_thread
 from spdl_torch.pipeline import PipelineStopped
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-
 
 def test_signal_while_the_first_loader_begins_costs_nothing_later():
     """Wherever it comes, among the patches of random functions, too: what its handler raises, an

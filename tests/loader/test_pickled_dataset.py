@@ -13,10 +13,7 @@ import spdl_torch
 
 __all__ = ["nothing_left"]
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
-    pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="looks into /proc"),
-]
+pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="looks into /proc")
 
 MIB = 1 << 20
 

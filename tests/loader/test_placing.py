@@ -18,11 +18,6 @@ from torchvision.transforms import functional as F, v2
 from spdl_torch import DataLoader, DistributedSampler, ImageFolder
 from spdl_torch.loader.known_parts import is_stateless
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
-    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
-]
-
 
 class Declared(Images):
     """Says of itself whether threads may use it."""

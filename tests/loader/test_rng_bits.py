@@ -24,7 +24,6 @@ NOTE = (
     "what the libraries' generators give for those seeds, which their next release may change."
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 TORCH = {
     "randint": lambda: torch.randint(0, 1 << 40, (2,)),

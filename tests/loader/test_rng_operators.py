@@ -22,8 +22,6 @@ from spdl_torch.loader.rng import dispatch
 from spdl_torch.loader.rng.keys import StreamKey
 from spdl_torch.loader.rng.streams import SampleStreams
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-
 KEY = StreamKey(epoch_seed=1234)
 
 

@@ -13,8 +13,6 @@ from spdl_torch import DataLoader
 from spdl_torch.loader.rng.keys import Purpose, StreamKey
 from spdl_torch.loader.rng.owned import OwnedGenerators
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-
 NONE = {}
 THREADS = {"num_workers": 3, "isolation": "thread"}
 PROCESSES = {"num_workers": 2, "isolation": "process"}

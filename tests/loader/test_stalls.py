@@ -15,8 +15,6 @@ from spdl_torch.engine import channel
 from spdl_torch.observe import flight_recorder
 from spdl_torch.pipeline import PipelineBuilder
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-
 
 class GatedBulk(GatedData):
     """The same by torch's bulk protocol."""

@@ -18,11 +18,7 @@ from spdl_torch.loader import opening
 
 __all__ = ["nothing_left"]
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
-    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
-    pytest.mark.skipif(not hasattr(os, "fork"), reason="forks"),
-]
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 
 
 def test_torchs_own_processes_load_where_there_are_none_of_ours(monkeypatch, caplog):

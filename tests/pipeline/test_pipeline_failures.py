@@ -343,7 +343,6 @@ class WaitsInForks:
 
 
 @pytest.mark.skipif("fork" not in get_all_start_methods(), reason="forks")
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
 def test_process_pool_forks_the_thread_that_starts_the_pipeline():
     """Its processes have that one's precision of decimals, and what it keeps is not deleted."""
     local = threading.local()

@@ -14,8 +14,6 @@ import spdl_torch
 
 NUM_CLASSES, NUM_SAMPLES = 4, 16
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-
 
 @pytest.fixture
 def changed(monkeypatch):
