@@ -29,7 +29,7 @@ from hypothesis import given, strategies as st
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.data import mix
 from spdl_torch.data.sources import Files, ListSource, Parquet, TarShards
-from spdl_torch.errors import SourceChangedError
+from spdl_torch.errors import DecodeError, SourceChangedError
 from spdl_torch.io import Reader, load_npy, load_video
 from spdl_torch.io._remote import file_system
 from spdl_torch.io._resuming import Opened, _Resuming, open_resuming
@@ -713,6 +713,20 @@ def test_copy_of_a_shard_that_was_replaced_by_one_of_its_size_is_another(web, tm
         web.put("a.tar", shard_of(9, first=number))
         found = numbers_of(TarShards(url, cache=others))
         assert found == [*range(etags and number, 9 + (etags and number))]
+
+
+@pytest.mark.parametrize("is_indexed", [False, True])
+def test_error_names_the_copy_that_is_damaged(web, tmp_path, is_indexed):
+    """And the shard; where the copy is removed, it is downloaded anew."""
+    urls = put_shards(web, 1, 9, tmp_path)
+    source = TarShards(urls, cache=tmp_path / "kept", index=is_indexed)
+    assert numbers_of(source) == [*range(9)]
+    (copy,) = (tmp_path / "kept").rglob("*.tar")
+    copy.write_bytes(copy.read_bytes().replace(b"0003", b"\xff003"))
+    with pytest.raises(DecodeError, match=r"/0\.tar \(copied to .*kept\): "):
+        list(source)
+    copy.unlink()
+    assert numbers_of(source) == [*range(9)]
 
 
 def test_copy_is_used_where_the_store_cannot_be_asked(web, tmp_path, caplog):

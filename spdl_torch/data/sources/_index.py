@@ -272,7 +272,8 @@ class IndexedSamples:
         """Return the sample in its bytes of the tar, once they are as the index says."""
         file = io.BytesIO(content + (_END if len(content) == self._sizes[number] else b""))
         start = self._offsets[number]
-        reader = TarReader(file, url, max_member_bytes=self._max_bytes, start=start)
+        name = self._files.named(url)
+        reader = TarReader(file, name, max_member_bytes=self._max_bytes, start=start)
         samples = [*grouped_samples(reader, url, self._max_bytes)]
         if len(samples) != 1 or samples[0] is None:
             raise self._damage(number, url, f"{len(samples)} samples are where one should be")
@@ -290,8 +291,8 @@ class IndexedSamples:
     def _damage(self, number: int, url: str, what: str) -> DecodeError:
         inside = number - self.first_samples[self._shard_of(number)]
         return DecodeError(
-            f"{url}: sample {inside}, at byte {self._offsets[number]}, is not as the index says: "
-            f"{what}. The shard is damaged, or the index is another's: python -m spdl_torch "
+            f"{self._files.named(url)}: sample {inside}, at byte {self._offsets[number]}, is not "
+            f"as the index says: {what}. The shard is damaged, or the index is another's: python -m spdl_torch "
             "prepare --verify FOLDER."
         )
 

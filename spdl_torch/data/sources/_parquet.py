@@ -306,7 +306,7 @@ class Parquet(ShardSource):
             yield stack.enter_context(opened), stamp
 
     def _damage_in(self, file: int, group: int) -> AbstractContextManager[None]:
-        return _damage_of(f"{self._urls[file]}: row group {group}")
+        return _damage_of(f"{self._files.named(self._urls[file])}: row group {group}")
 
     def _rows_at_once(self, file: int) -> int:
         """Return how many rows are decoded at once, by the size that the file's footer says."""

@@ -87,6 +87,10 @@ class ShardFiles:
                 if (copy := self._copy(url, self.policy, lambda: todo.closed)) is not None:
                     copy.close()
 
+    def named(self, url: str) -> str:
+        """Return the name of a shard in errors of its content: that of its copy, if it has one."""
+        return url if self.copies is None else f"{url} (copied to {self.copies.folder})"
+
     def open(self, url: str, *, seekable: bool = False) -> BinaryIO:
         """Open a shard to be read from front to back, or anywhere. Raises: OSError."""
         return self._copy(url, self.policy) or open_resuming(
@@ -106,8 +110,8 @@ class ShardFiles:
             if size != num_bytes:
                 file.close()
                 raise DecodeError(
-                    f"{url}: the tar has {size} bytes, and its index is of one with {num_bytes}. "
-                    "Delete the index, and write it anew: python -m spdl_torch prepare --index "
+                    f"{self.named(url)}: the tar has {size} bytes, and its index is of one with "
+                    f"{num_bytes}. Delete the index, and write it anew: python -m spdl_torch prepare --index "
                     "FOLDER."
                 )
         elif end - first <= _RANGE_BYTES:
@@ -260,7 +264,7 @@ def numbered_samples(
     A lost connection is opened again, and reading goes on where it was.
     """
     with files.open(url) as file:
-        reader = TarReader(file, url, max_member_bytes=max_bytes)
+        reader = TarReader(file, files.named(url), max_member_bytes=max_bytes)
         yield from grouped_samples(reader, url, max_bytes, wanted)
 
 
