@@ -292,8 +292,8 @@ class IndexedSamples:
         inside = number - self.first_samples[self._shard_of(number)]
         return DecodeError(
             f"{self._files.named(url)}: sample {inside}, at byte {self._offsets[number]}, is not "
-            f"as the index says: {what}. The shard is damaged, or the index is another's: python -m spdl_torch "
-            "prepare --verify FOLDER."
+            f"as the index says: {what}. The shard is damaged, or the index is another's: python "
+            "-m spdl_torch prepare --verify FOLDER."
         )
 
 

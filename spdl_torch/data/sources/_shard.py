@@ -111,8 +111,8 @@ class ShardFiles:
                 file.close()
                 raise DecodeError(
                     f"{self.named(url)}: the tar has {size} bytes, and its index is of one with "
-                    f"{num_bytes}. Delete the index, and write it anew: python -m spdl_torch prepare --index "
-                    "FOLDER."
+                    f"{num_bytes}. Delete the index, and write it anew: python -m spdl_torch "
+                    "prepare --index FOLDER."
                 )
         elif end - first <= _RANGE_BYTES:
             return io.BytesIO(read_url_range(url, first, end, self.storage_options))
