@@ -78,10 +78,7 @@ class Files(ListSource[str]):
     def iterate(self, start: int = 0) -> Iterator[str]:
         """Iterate from position ``start`` on, while the next files are fetched for ``cache``."""
         names = super().iterate(start)
-        if self._files.copies is None:
-            return names
-        kept = [*names]
-        return (name for name, _ in zip(kept, self._files.each([*map(str, kept)]), strict=True))
+        return names if self._files.copies is None else self._files.each([*names])
 
     def _counters(self) -> Iterable[ShardCopies]:
         return filter(None, [self._files.copies])

@@ -79,7 +79,7 @@ class ShardFiles:
     def _fetch_all(self, todo: Channel[str]) -> None:
         while True:
             try:
-                url = todo.get()
+                url = str(todo.get())
             except (ChannelClosed, EndOfChannel):
                 return
             with suppress(Exception):
