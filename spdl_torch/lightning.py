@@ -23,7 +23,7 @@ from .observe.store.epoch_watchers import watched
 from .observe.store.following import Follower, Tally, report_of
 from .observe.store.recording import path_of_rank
 from .observe.store.writer import SQLiteStatsWriter
-from .observe.verdict.figures import legal_name, metrics_of
+from .observe.verdict.report import legal_name, metrics_of
 from .scopes import scope
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ from .estimate import (
     size_in_dataset,
     size_in_pipeline,
 )
-from .pipelines import PipelineTuner
-from .tuning import Tuning, check_counts, check_shares, manual_call
+from .tuning import PipelineTuner, Tuning, check_counts, check_shares, manual_call
 from .workers import AutoWorkers
 
 if TYPE_CHECKING:

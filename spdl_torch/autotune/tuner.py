@@ -223,13 +223,13 @@ class Tuner:
         if self._warm_up:
             self._warm_up -= 1
         elif window.num_items:
-            counts = self._counts_after(window)
+            if self._trial is not None:
+                counts = self._judge(self._trial, window)
+            elif self._resting is not None:
+                counts = self._rest(*self._resting, window)
+            else:
+                counts = self._propose(window)
         return Step(counts=counts, decisions=tuple(self._decisions))
-
-    def _counts_after(self, window: Window) -> dict[str, int]:
-        if self._trial is not None:
-            return self._judge(self._trial, window)
-        return self._propose(window) if self._resting is None else self._rest(window)
 
     def _propose(self, window: Window) -> dict[str, int]:
         bottleneck, why = self._bottleneck(window)
@@ -327,10 +327,8 @@ class Tuner:
         name, count = ("", 0) if busiest is None else (busiest.name, busiest.concurrency)
         self._decisions.append(Decision(name, count, count, before, window.rate, reason))
 
-    def _rest(self, window: Window) -> dict[str, int]:
+    def _rest(self, since: Window, reason: str, window: Window) -> dict[str, int]:
         """Look for steps again if the data or the training step has changed."""
-        assert self._resting is not None, "the caller's condition"
-        since, reason = self._resting
         noise = 4 * math.hypot(window.noise, since.noise)
         has_drifted = abs(window.rate / since.rate - 1) > max(_DRIFT, noise)
         waits_again = window.stats.consumer_wait_ratio > _ENOUGH_WAIT and (

@@ -130,7 +130,11 @@ class Demo:
                 if folder is None:
                     made = tempfile.TemporaryDirectory(prefix="spdl-torch-demo-")
                     folder = Path(stack.enter_context(made))
-                    self._write_photographs(folder)
+                    count = _NUM_PHOTOGRAPHS_SMOKE if self._options.smoke else _NUM_PHOTOGRAPHS
+                    self._bar.begin("writing photographs", count)
+                    from ..measuring.photographs import write_photographs
+
+                    write_photographs(folder, count, seed=0, progress=self._bar.advance)
                 self._measure(folder)
         except KeyboardInterrupt:
             status = 130
@@ -140,13 +144,6 @@ class Demo:
             print(f"spdl-torch demo: {self._activity}: {failure}", file=sys.stderr)
         self._show()
         return status
-
-    def _write_photographs(self, folder: Path) -> None:
-        from ..measuring.photographs import write_photographs
-
-        count = _NUM_PHOTOGRAPHS_SMOKE if self._options.smoke else _NUM_PHOTOGRAPHS
-        self._bar.begin("writing photographs", count)
-        write_photographs(folder, count, seed=0, progress=self._bar.advance)
 
     def _measure(self, folder: Path) -> None:
         """Run every variant in turn, round after round, the other way round in every second one: a

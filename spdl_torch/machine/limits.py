@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
 _ROOT = Path("/")
 _RANKS = "LOCAL_WORLD_SIZE"  # set by torchrun
 _KEPT_SECONDS = 5.0
-_last: tuple[tuple[Path, int, str | None], float, float] | None = None
-"""What was asked for last by :func:`usable_cores`, when, and the answer."""
 
 _UNLIMITED_BYTES = 1 << 60
 """The size from which a limit means no limit: cgroups v1 writes the largest page-aligned number."""
@@ -83,15 +82,13 @@ def usable_cores() -> float:
     Whoever watches asks often, and the files of cgroups take long to read: a quota that was changed
     is noticed within some seconds.
     """
-    global _last
     asked = _ROOT, len(allowed_cores()), os.environ.get(_RANKS)
-    found, last = None, _last  # read once: other threads may ask as well
-    if last is not None and last[0] == asked and monotonic() - last[1] < _KEPT_SECONDS:
-        found = last[2]
-    if found is None:
-        found = Limits.of_this_machine().own_cores
-        _last = asked, monotonic(), found
-    return found
+    return _own_cores(asked, monotonic() // _KEPT_SECONDS)
+
+
+@lru_cache(maxsize=1)
+def _own_cores(*_asked_and_when: object) -> float:
+    return Limits.of_this_machine().own_cores
 
 
 def whole_cores() -> int:

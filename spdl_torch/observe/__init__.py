@@ -14,7 +14,7 @@ from spdl_torch.lazy_names import hand_on
 
 if TYPE_CHECKING:
     from ..machine.readings import Probes as Probes
-    from .plot.plot import (
+    from .plot import (
         plot_queue_stats as plot_queue_stats,
         plot_stats as plot_stats,
         plot_task_stats as plot_task_stats,
@@ -43,13 +43,11 @@ if TYPE_CHECKING:
     )
     from .store.recording import recording as recording
     from .store.stored_run import (
-        pipelines_of_file as pipelines_of_file,
-        report_of_file as report_of_file,
-    )
-    from .store.summary import (
         QueueSummary as QueueSummary,
         TaskSummary as TaskSummary,
         log_stats_summary as log_stats_summary,
+        pipelines_of_file as pipelines_of_file,
+        report_of_file as report_of_file,
         summarize as summarize,
     )
     from .store.writer import SQLiteStatsWriter as SQLiteStatsWriter

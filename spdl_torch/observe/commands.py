@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterable
 
-    from .trace.run_page import MeasuredRun
+    from .trace.profile import MeasuredRun
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
     Texts = Callable[[argparse.Namespace], Iterable[object]]
@@ -103,22 +103,29 @@ def _print(texts_of: Texts, arguments: argparse.Namespace) -> int:
 
 
 def _reported(arguments: argparse.Namespace) -> list[str]:
+    """Return what is said of each pipeline of a run, with its name where there are several; or the
+    page with all of it."""
     if arguments.html is not None and arguments.format == "json":
         raise ValueError("--html and --format json exclude each other: choose one.")
     if len(arguments.db_path) > 1:
         return _texts_of_ranks(arguments)
-    runs = _runs_to_report(arguments)
-    if arguments.html is None:
-        return _texts_of(runs, arguments.format)
     from .page.page import write_page
-    from .trace.run_page import page_of
+    from .trace.profile import load_runs, load_trace, page_of
 
-    return [str(write_page(arguments.html, page_of(runs)))]
-
-
-def _texts_of(runs: list[MeasuredRun], form: str) -> list[str]:
-    """Return what is said of each pipeline of a run, with its name where there are several."""
-    if form == "json":
+    (path,) = arguments.db_path
+    runs = load_runs(path, run_id=arguments.run, pipeline=arguments.pipeline)
+    if arguments.trace is not None:
+        if len(runs) > 1:
+            raise ValueError(f"{path} has several pipelines: choose with --pipeline.")
+        runs = [replace(runs[0], trace=load_trace(arguments.trace).trace)]
+        if arguments.html is None:
+            raise ValueError(
+                "--trace adds what every worker did to a page, and no page was asked for. Add "
+                f"--html OUT, or report the trace itself: report {arguments.trace}"
+            )
+    if arguments.html is not None:
+        return [str(write_page(arguments.html, page_of(runs)))]
+    if arguments.format == "json":
         return [run.report.as_json() for run in runs]
     if len(runs) == 1:
         return [str(runs[0].report)]
@@ -133,7 +140,7 @@ def _texts_of(runs: list[MeasuredRun], form: str) -> list[str]:
 def _texts_of_ranks(arguments: argparse.Namespace) -> list[str]:
     """Return what is said of each loader: its ranks beside each other, and the report of the one
     that waits longest; as JSON each rank's, with its number."""
-    from .trace.run_page import load_runs
+    from .trace.profile import load_runs
     from .verdict.ranks import on_ranks, slowest_of, waits_of
 
     if arguments.html is not None or arguments.trace is not None:
@@ -156,24 +163,6 @@ def _texts_of_ranks(arguments: argparse.Namespace) -> list[str]:
         name = f"LOADER   {own[slowest].name}\n" if len(loaders) > 1 else ""
         texts.append(f"{name}{on_ranks(reports)}\n\nRank {slowest}:\n{reports[slowest]}\n")
     return texts
-
-
-def _runs_to_report(arguments: argparse.Namespace) -> list[MeasuredRun]:
-    """Return the runs in the file."""
-    from .trace.run_page import load_runs, load_trace
-
-    (path,) = arguments.db_path
-    runs = load_runs(path, run_id=arguments.run, pipeline=arguments.pipeline)
-    if arguments.trace is not None:
-        if len(runs) > 1:
-            raise ValueError(f"{path} has several pipelines: choose with --pipeline.")
-        runs = [replace(runs[0], trace=load_trace(arguments.trace).trace)]
-        if arguments.html is None:
-            raise ValueError(
-                "--trace adds what every worker did to a page, and no page was asked for. Add "
-                f"--html OUT, or report the trace itself: report {arguments.trace}"
-            )
-    return runs
 
 
 def _drawn(arguments: argparse.Namespace) -> list[Path]:

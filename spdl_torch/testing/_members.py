@@ -151,8 +151,11 @@ class SharedObjects:
         return [
             f"{path} ({type(value).__name__})"
             for path, value in self._found.items()
-            if (self._states[path] is None and not _is_harmless(value))
-            or (isinstance(value, list | dict | set | collections.deque) and len(value) <= _SMALL)
+            if (isinstance(value, list | dict | set | collections.deque) and len(value) <= _SMALL)
+            or (
+                self._states[path] is None
+                and not (is_immutable(type(value)) or isinstance(value, _HARMLESS))
+            )
         ]
 
 
@@ -166,10 +169,6 @@ def _of_worker(
         (name, own_function(each, dataset, own, turn)) for name, each in named if each is not None
     ]
     return [("dataset", own), *given]
-
-
-def _is_harmless(value: Any) -> bool:
-    return is_immutable(type(value)) or isinstance(value, _HARMLESS)
 
 
 _NOTHING = object()

@@ -13,7 +13,7 @@ import torch
 
 from ..loader.differences import first_difference
 from ..objects.generator_states import GeneratorStates, generators_kept
-from ._generators import seed_all
+from .reproducible import seed_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable

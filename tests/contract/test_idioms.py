@@ -16,8 +16,8 @@ from _idioms import IDIOMS
 
 import spdl_torch
 from spdl_torch.objects.generator_states import generators_kept
-from spdl_torch.testing._both_ways import threads_interleaved
 from spdl_torch.testing._process_state import ProcessState
+from spdl_torch.testing.thread_safety import threads_interleaved
 
 pytestmark = [
     pytest.mark.skipif(

@@ -21,7 +21,7 @@ from spdl_torch.loader.dealing import Given
 from spdl_torch.loader.stats.stats import EpochStats
 from spdl_torch.machine import gil
 from spdl_torch.observe import Cause, Probes, judge, make_report
-from spdl_torch.testing._both_ways import threads_interleaved
+from spdl_torch.testing.thread_safety import threads_interleaved
 
 NUM_THREADS = 4
 EACH = 200

@@ -29,8 +29,8 @@ from spdl_torch.observe import (
     report_of_file,
     tracing,
 )
-from spdl_torch.observe.plot.plot import drawn_part
-from spdl_torch.observe.trace.run_page import load_runs, page_of
+from spdl_torch.observe.plot import drawn_part
+from spdl_torch.observe.trace.profile import load_runs, page_of
 from spdl_torch.pipeline import PipelineBuilder
 from spdl_torch.whole_files import new_file, whole_file
 

@@ -21,7 +21,7 @@ from spdl_torch.observe import (
     report_of_file,
 )
 from spdl_torch.observe.page.page import Event, event_tables
-from spdl_torch.observe.trace.run_page import panels_of
+from spdl_torch.observe.trace.profile import panels_of
 
 pytest.importorskip("matplotlib", reason="the extra plot is not installed")
 

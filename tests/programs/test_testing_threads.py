@@ -18,7 +18,7 @@ import torch
 from _idioms import IDIOMS, Samples
 from torch.utils.data import IterableDataset, TensorDataset, get_worker_info
 
-from spdl_torch.testing import _both_ways, assert_thread_safe
+from spdl_torch.testing import assert_thread_safe, thread_safety
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # the idioms leave files open
 
@@ -251,7 +251,7 @@ def test_endless_dataset_is_compared():
 
 def test_threads_that_wait_for_ever_are_found(monkeypatch):
     """No check hangs: a batch that does not come within ``timeout`` is a difference."""
-    monkeypatch.setattr(_both_ways, "_JOIN_SECONDS", 0.0)
+    monkeypatch.setattr(thread_safety, "_JOIN_SECONDS", 0.0)
     come = threading.Event()
 
     class Waiting(Samples):

@@ -13,7 +13,7 @@ from _datasets import SafeIndices
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.observe import query_task_stats, recording
 from spdl_torch.observe.store.epoch_watchers import watchers_of
-from spdl_torch.observe.verdict.figures import metrics_of
+from spdl_torch.observe.verdict.report import metrics_of
 from spdl_torch.pipeline import PipelineBuilder
 
 NEVER = 1e6  # seconds between two readings: only the block's end logs

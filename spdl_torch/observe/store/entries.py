@@ -13,7 +13,7 @@ from ..verdict.causes import num_delivered
 from ..verdict.placement import PLACEMENT_EVENT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ...engine.statistics import PipelineStats, TaskPerfStats
     from ..verdict.placement import Placement
@@ -103,33 +103,23 @@ def entries_of(
     if not stats.stages:
         return []  # nothing was loaded
     known = {each.since for each in before.placements} if before is not None else set()
-    begins = stats is report.stats
-    return [
-        interval_entry(report, stats, now, begins=begins, number=pipeline_id, name=name),
-        *(
-            placement_entry(each, now, number=pipeline_id, name=name)
-            for each in report.placements
-            if each.since not in known
-        ),
-    ]
+    placements = [each for each in report.placements if each.since not in known]
+    return entries_in(report, stats, placements, now, number=pipeline_id, name=name)
 
 
-def placement_entry(
-    placement: Placement, timestamp: float, *, number: int, name: str
-) -> EventLogEntry:
-    """Return the event of a place where a loader's workers live since then, or since now."""
-    details = {"pipeline": number, "name": name, **placement.as_details()}
-    since = timestamp if placement.since is None else placement.since
-    return EventLogEntry(since, PLACEMENT_EVENT, details)
-
-
-def interval_entry(
-    report: Report, stats: PipelineStats, timestamp: float, *, begins: bool, number: int, name: str
-) -> IntervalLogEntry:
-    """Return the entry of an interval.
+def entries_in(
+    report: Report,
+    stats: PipelineStats,
+    placements: Iterable[Placement],
+    timestamp: float,
+    *,
+    number: int,
+    name: str,
+) -> list[LogEntry]:
+    """Return the entries of an interval that ends now, and of the places where a loader's workers
+    live since then, or since now.
 
     report: on the pass so far, whose probes count for all of it.
-    begins: whether the interval is the first of its pass.
     """
     infos = [
         StageInfo(number, place, stage.name, stage.concurrency)
@@ -148,7 +138,14 @@ def interval_entry(
             for info, queue in _queues(number, stats, report.pooled)
         ],
     }
-    return IntervalLogEntry(timestamp, number, name, begins, stats.as_dict(), details)
+    begins, whose = stats is report.stats, {"pipeline": number, "name": name}
+    found: list[LogEntry] = [
+        IntervalLogEntry(timestamp, number, name, begins, stats.as_dict(), details)
+    ]
+    for each in placements:
+        since = timestamp if each.since is None else each.since
+        found.append(EventLogEntry(since, PLACEMENT_EVENT, whose | each.as_details()))
+    return found
 
 
 def _of(info: StageInfo, kind: str = "") -> dict[str, Any]:

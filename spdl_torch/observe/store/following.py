@@ -8,9 +8,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...locks import RLock
+from ..verdict.placement import moves
 from ..verdict.report import Report, make_report
 from ..verdict.skipped import SKIPPED, key_text
-from .entries import DECISION_EVENT, EventLogEntry, interval_entry, placement_entry
+from .entries import DECISION_EVENT, EventLogEntry, entries_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -29,8 +30,6 @@ class Interval(NamedTuple):
     stats: PipelineStats
     report: Report
     """On its pass so far, as it was at the interval's end."""
-    begins: bool
-    """Whether it is the first of the pass."""
 
 
 class Follower:
@@ -72,18 +71,21 @@ class Follower:
             # than the last reading, if that was taken while the loop's thread took the final.
             return None
         stats = report.stats.since(before)
-        begins = stats is report.stats
-        if self._ahead is not None and not begins:
+        if self._ahead is not None and stats is not report.stats:
             stats = self._ahead + stats
-        return Interval(stats, report, begins)
+        return Interval(stats, report)
 
     def write(self) -> None:
         """End the interval here: hand it, and what else is new, to whoever wants it."""
         with self.lock:
             interval = self.news()
             if interval is not None:
-                self._before, self._ahead = interval.report.stats, None
-                for entry in self._entries_of(interval):
+                stats, report = interval
+                self._before, self._ahead = report.stats, None
+                new = moves(report.placements, self._placement)
+                self._placement = new[-1] if new else self._placement
+                whose: Any = {"number": self.number, "name": self.name}
+                for entry in entries_in(report, stats, new, time.time(), **whose):
                     self._log(entry)
                 for listener in self._listeners:
                     listener(interval)
@@ -101,15 +103,6 @@ class Follower:
         if report is not None:
             paused, self._before = report.stats.since(self._before), report.stats
             self._ahead = None if paused is report.stats else _without_time(paused)
-
-    def _entries_of(self, interval: Interval) -> Iterator[LogEntry]:
-        now, report = time.time(), interval.report
-        whose: Any = {"number": self.number, "name": self.name}
-        yield interval_entry(report, interval.stats, now, begins=interval.begins, **whose)
-        for each in report.placements:
-            if not each.is_as(self._placement):
-                self._placement = each
-                yield placement_entry(each, now, **whose)
 
     def _events(self) -> Iterator[EventLogEntry]:
         """Yield an event for each sample that was left out, and each decision, since the last

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
@@ -11,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from ...engine.hooks import TaskHook, TaskStatsHook
 from ...engine.queues import StatsQueue
+from ...engine.threads import repeating
 from ...engine.timeline import TwoClocks
 from ...machine.garbage import Collections
 from ...machine.probes import is_probing, probe_counters
 from ...machine.readings import probes_between
-from ...machine.starting import start
 from ...scopes import scope
 from .entries import PROBES_EVENT, EventLogEntry, LogEntry, QueueStatsLogEntry, TaskStatsLogEntry
 
@@ -104,7 +103,7 @@ def recording_gc(log: Log, *, generation: int = 0) -> Iterator[None]:
     ``log`` is called some moments after the collection, with the times of its start and stop, on a
     thread of its own, or when the block ends. What it raises on that thread is logged.
     """
-    collections, clock = Collections(), TwoClocks.now()
+    collections, clock, is_broken = Collections(), TwoClocks.now(), False
 
     def pass_on() -> None:
         for began_ns, ended_ns, info in collections.taken():
@@ -113,23 +112,19 @@ def recording_gc(log: Log, *, generation: int = 0) -> Iterator[None]:
                 log(EventLogEntry(clock.system(began_ns) / 1e9, "gc_start", at_start))
                 log(EventLogEntry(clock.system(ended_ns) / 1e9, "gc_stop", info))
 
-    is_over = threading.Lock()
-    is_over.acquire()
-
-    def run() -> None:
+    def try_to_pass_on() -> None:
+        nonlocal is_broken
         try:
-            while not is_over.acquire(timeout=_PASS_ON_SECONDS):
+            if not is_broken:
                 pass_on()
         except Exception:
+            is_broken = True
             _logger.exception("recording_gc: what log() raised; no more collections are logged")
 
-    thread = threading.Thread(target=run, name="spdl-collections", daemon=True)
     collections.begin()
     try:
-        start(thread)
-        yield
+        with repeating("collections", _PASS_ON_SECONDS, try_to_pass_on):
+            yield
     finally:
         collections.end()
-        is_over.release()
-        thread.join()
         pass_on()

@@ -1,30 +1,33 @@
-"""Record what loaders do in a statistics file and in loggers, by one call and without any trainer's
-help."""
+"""Record what loaders do in a statistics file and in other projects' loggers (TensorBoard, W&B,
+MLflow, plain functions), by one call and without any trainer's help."""
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from ...engine.threads import repeating
+from ...locks import RLock
 from ...scopes import scope
 from ..verdict.causes import num_delivered
-from ..verdict.figures import legal_name
+from ..verdict.report import legal_name, metrics_of
 from .epoch_watchers import is_telling, watched
-from .following import Follower
-from .loggers import LoggerFeed, opened
+from .following import Follower, Tally
 from .logging_hooks import recording_gc
 from .writer import SQLiteStatsWriter, check_seconds, rank_and_world_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from ..verdict.placement import Placement
     from .following import Interval
-    from .loggers import Logger
 
 _logger = logging.getLogger("spdl_torch.observe")
 
@@ -188,16 +191,19 @@ class _SourceLog(Follower):
         """``complained``: of what an error was logged: of a logger, or of one of these."""
         log = None if writer is None else writer.log
         super().__init__(source, number, name, log=log, listeners=[self._hear], from_now=True)
-        self._feeds = list[LoggerFeed]()
         self._num_delivered = 0
         self._pid = os.getpid()
         self._complained = complained
+        self._loggers: Sequence[Logger] = ()
+        self._tallying = RLock()  # guards what is gathered for them, never while one works
+        self._tally, self._step = Tally(), 0
+        self._placements: dict[int, Placement] = {}  # as logged last, by the logger's number
 
     def feed(self, loggers: Sequence[Logger], prefix: str, step: Callable[[], int] | None) -> None:
         """Feed loggers, too, under these steps; None = the number of this loader's batches."""
-        start = "/".join(filter(None, (prefix, legal_name(self.name))))
-        step = step or (lambda: self._num_delivered)
-        self._feeds = [LoggerFeed(logger, start, step) for logger in loggers]
+        self._loggers = loggers
+        self._start = "/".join(filter(None, (prefix, legal_name(self.name))))
+        self._step_of = step or (lambda: self._num_delivered)
 
     def num_delivered(self) -> int:
         """Return the number of batches that the loop has taken in the block so far."""
@@ -205,8 +211,11 @@ class _SourceLog(Follower):
 
     def _hear(self, interval: Interval) -> None:
         self._num_delivered += _num_in(interval)
-        for feed in self._feeds:
-            feed.gather(interval)
+        if self._loggers:
+            step = self._step_of()
+            with self._tallying:
+                self._tally.add(interval)
+                self._step = step
 
     @scope
     def followed(self) -> Iterator[None]:
@@ -236,8 +245,22 @@ class _SourceLog(Follower):
 
     def call_loggers(self) -> None:
         """Hand what is new to the loggers; log a logger's first error instead of raising it."""
-        for feed in self._feeds:
-            self._try(feed.logger, feed.log, "figures did not reach a logger")
+        with self._tallying:
+            tally, step, self._tally = self._tally, self._step, Tally()
+        for number, logger in enumerate(self._loggers):
+            log = partial(self._log_to, number, tally, step)
+            self._try(logger, log, "figures did not reach a logger")
+
+    def _log_to(self, number: int, tally: Tally, step: int) -> None:
+        """Log the intervals since the last time, if there are any."""
+        report, logger = tally.report(), self._loggers[number]
+        if report is None:
+            return
+        logger.log(metrics_of(report, self._start), step)
+        placement, known = report.placement, self._placements.get(number)
+        if logger.text is not None and placement is not None and not placement.is_as(known):
+            self._placements[number] = placement
+            logger.text(f"{self._start}/placement", str(placement), step)
 
     def _try(self, whose: object, call: Callable[[], None], failure: str) -> None:
         """Call it, and log its first error: training goes on without statistics."""
@@ -251,3 +274,67 @@ class _SourceLog(Follower):
 
 def _num_in(interval: Interval | None) -> int:
     return 0 if interval is None else num_delivered(interval.stats.stages) or 0
+
+
+LogFunction = Callable[[Mapping[str, float], int], object]
+"""A function that is called with metrics by name, and the step to which they belong."""
+
+
+class Logger(NamedTuple):
+    """A logger, as recording sees it. One thread at a time calls it."""
+
+    log: LogFunction
+    text: Callable[[str, str, int], object] | None = None
+    """Logs a text: its key, the text, and the step; None = the logger takes none."""
+
+
+def opened(logger: Any) -> Logger:
+    """Wrap a logger for recording. Call this on the thread that made the logger: an MLflow run
+    belongs to a thread.
+
+    Raises: TypeError: it is of no known kind; ValueError: it has no run.
+    """
+    library = (getattr(logger, "__name__", "") or type(logger).__module__).split(".")[0]
+    if hasattr(logger, "add_scalar"):  # a SummaryWriter, torch's or tensorboardX's
+        return Logger(partial(_log_scalars, logger), getattr(logger, "add_text", None))
+    if library == "wandb":
+        run = logger.run if inspect.ismodule(logger) else logger
+        if run is None:
+            raise ValueError("recording: wandb has no run. Call wandb.init() first, or pass a run.")
+        # Its steps only increase, and are the program's: under a step of ours it would drop the
+        # program's next row, and a row of ours would shift the program's steps. So the metrics join
+        # the row that the program logs next.
+        return Logger(lambda metrics, step: run.log(dict(metrics), commit=False))
+    if library == "mlflow":
+        from mlflow.tracking import MlflowClient
+
+        run = logger.active_run() if inspect.ismodule(logger) else logger
+        if run is None:
+            raise ValueError(
+                "recording: mlflow has no active run on this thread. Begin one first: "
+                "with mlflow.start_run(): ..."
+            )
+        return Logger(partial(_log_to_mlflow, MlflowClient(), str(run.info.run_id)))
+    if hasattr(logger, "log_metrics"):  # Lightning's loggers, Comet's experiments
+        return Logger(lambda metrics, step: logger.log_metrics(dict(metrics), step=step))
+    if callable(logger) and not inspect.isclass(logger):
+        return Logger(logger)
+    raise TypeError(
+        "recording: logger must be a SummaryWriter, a run of wandb or mlflow, an object with "
+        "log_metrics(metrics, step), or a function that takes (metrics, step); got "
+        f"{type(logger).__name__}."
+    )
+
+
+def _log_scalars(writer: Any, metrics: Mapping[str, float], step: int) -> None:
+    for key, value in metrics.items():
+        writer.add_scalar(key, value, step)
+
+
+def _log_to_mlflow(client: Any, run_id: str, metrics: Mapping[str, float], step: int) -> None:
+    """The run is addressed by its id: another thread has another current run."""
+    from mlflow.entities import Metric
+
+    now_ms = int(time.time() * 1000)
+    entries = [Metric(key, value, now_ms, step) for key, value in metrics.items()]
+    client.log_batch(run_id, metrics=entries)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import queue
 import re
@@ -262,12 +261,6 @@ _MOST_VALUES = 999  # in one statement, of every release of SQLite
 _PACKAGES = ("spdl-torch", "torch", "torchvision", "av", "numpy", "lightning")
 
 _FIGURES = {kind: attrgetter(*names) for kind, names in FIGURES.items()}
-_COLUMNS = {
-    "task_window": ("stage_id", "timestamp", *FIGURES["task"], "num_dropped"),
-    "queue_window": ("stage_id", "timestamp", *FIGURES["queue"]),
-    "event": ("run_id", "timestamp", "event_name", "details"),
-    "interval": ("run_id", "timestamp", "pipeline", "name", "begins", "totals", "details"),
-}
 
 # Errors of a single entry, whatever the state of the file. Anything else that SQLite raises
 # concerns the file, which may be writable later.
@@ -279,7 +272,7 @@ _ENTRY_ERRORS = (
     sqlite3.ProgrammingError,
 )
 
-_Row: TypeAlias = tuple[LogEntry, tuple[Any, ...]]  # with the values of its columns
+_Row: TypeAlias = tuple[LogEntry, tuple[Any, ...]]  # with the values of its columns after the id
 Refused: TypeAlias = tuple[LogEntry, Exception]
 """An entry that no file could store, and why."""
 
@@ -372,9 +365,8 @@ class RunRows:
         """Insert rows by one statement, which takes the GIL once, or else one by one; return those
         that cannot be written.
         """
-        columns = _COLUMNS[table]
-        marks = ", ".join([f"({', '.join('?' * len(columns))})"] * len(rows))
-        statement = f"INSERT INTO {table} ({', '.join(columns)}) VALUES {marks}"
+        marks = ", ".join(["?"] * len(rows[0][1]))
+        statement = f"INSERT INTO {table} VALUES {', '.join([f'(NULL, {marks})'] * len(rows))}"
         try:
             self._connection.execute(statement, [value for _, row in rows for value in row])
         except Exception as error:
@@ -431,17 +423,8 @@ def _as_json(value: Any) -> str:
     try:
         return _encode(value)
     except ValueError:
-        return _encode(_finite(value))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return value
+        text = json.dumps(value, default=str)
+        return _encode(json.loads(text, parse_constant=lambda _: None))
 
 
 def _is_of_entry(error: Exception) -> bool:

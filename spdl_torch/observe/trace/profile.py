@@ -1,22 +1,42 @@
-"""The profile of a run: statistics of every stage, verdict, and what each thread did when."""
+"""The profile of a run: statistics of every stage, verdict, and what each thread did when; measured
+here, or loaded from a statistics file or a trace; and its page."""
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from ..page.page import write_page
-from ..verdict.figures import figures_of
-from .chrome_trace import Program, chrome_trace
-from .run_page import MeasuredRun, load_runs, page_of
-from .trace_file import path_to_write, write
+from ...whole_files import starts_like_json
+from ..page.charts import Collection, Curve, Lanes, Panel, check_matplotlib, draw, svg_of
+from ..page.page import Event, event_tables, html_of, write_page
+from ..store.entries import PROBES_EVENT
+from ..store.schema import check_exists, damaged
+from ..store.stored_run import StoredRun
+from ..verdict.report import figures_of, part_of
+from ..verdict.skipped import SKIPPED
+from .chrome_trace import OURS, PROCESS, STEP, WAIT_IN, WAIT_OUT, Program, chrome_trace
+from .trace_file import SQLITE, path_to_write, profiles_of, read, report_in, write
 
 if TYPE_CHECKING:
     import os
-    from pathlib import Path
+    from collections.abc import Iterator, Sequence
 
-    from ...engine.statistics import StageStats
     from ...engine.timeline import Timeline
+    from ..page.charts import Axis
     from ..verdict.report import Report
+
+_SHOWN_SECONDS = 5.0
+"""The time at the end of a trace that a page shows; the trace has all."""
+_LATEST = 1e9  # seconds: 30 years, in which a page shows microseconds
+_MOST_KINDS = 12
+"""Kinds of parts with a colour of their own; rarer ones share one."""
+_OTHERS = "other parts"
+
+Json = dict[str, Any]
+
 
 _MOST_ON_A_PAGE = 50_000  # of the latest events, of which it shows the last seconds
 
@@ -95,7 +115,15 @@ class Profile:
             while name in statistics or name == "total":
                 number += 1
                 name = f"{stage.name} ({number})"
-            statistics[name] = _figures(stage, stats.elapsed)
+            statistics[name] = {
+                "threads": stage.concurrency,
+                "busy_seconds": stage.busy_ns / 1e9,
+                "cpu_seconds": stage.cpu_ns / 1e9,
+                "wait_in_seconds": stage.wait_in_ns / 1e9,
+                "wait_out_seconds": stage.wait_out_ns / 1e9,
+                "tasks_per_second": figures_of(stage, stats.elapsed, "metrics")["items_per_second"],
+                **figures_of(stage, stats.elapsed, "statistics"),
+            }
         statistics["total"] = {
             "elapsed_seconds": stats.elapsed,
             "wait_seconds": stats.elapsed * stats.consumer_wait_ratio,
@@ -175,13 +203,234 @@ class Profile:
         return cls(first.report, rank=first.rank, _loaded=first)
 
 
-def _figures(stage: StageStats, elapsed: float) -> dict[str, float]:
-    return {
-        "threads": stage.concurrency,
-        "busy_seconds": stage.busy_ns / 1e9,
-        "cpu_seconds": stage.cpu_ns / 1e9,
-        "wait_in_seconds": stage.wait_in_ns / 1e9,
-        "wait_out_seconds": stage.wait_out_ns / 1e9,
-        "tasks_per_second": figures_of(stage, elapsed, "metrics")["items_per_second"],
-        **figures_of(stage, elapsed, "statistics"),
-    }
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRun:
+    """Everything that is known about one pipeline in one run."""
+
+    report: Report
+    name: str
+    """The name for people: of a file, or of a pipeline in one."""
+    rank: int = 0
+    """The rank of the process that ran it."""
+    run: StoredRun | None = None
+    """The run in a statistics file; None = it is not in one."""
+    pipeline: int | None = None
+    trace: Json | None = None
+    """None = only sums are known, no single tasks."""
+    path: Path | None = None
+    """The file of the trace; None = it was made here."""
+
+    def facts(self) -> str:
+        """Return where the statistics are from, if they were stored."""
+        if self.run is None:
+            return ""
+        facts = self.run.facts
+        started = datetime.fromtimestamp(facts["started"]).astimezone()
+        parts = [
+            f"{self.run.path.name}, run {facts['run_id']}",
+            f"pipeline {self.pipeline} {self.run.pipelines().get(self.pipeline or 0, '')}",
+            f"rank {facts['rank']} of {facts['world_size']} on {facts['host']}",
+            f"started {started.isoformat(sep=' ', timespec='seconds')}",
+            ", ".join(f"{package} {version}" for package, version in facts["versions"].items()),
+        ]
+        return " | ".join(part.rstrip() for part in parts)
+
+    def events(self) -> list[Event]:
+        """Return what happened; of a run that is in a file, those that the file has."""
+        if self.run is not None:
+            unsaid = (PROBES_EVENT, "gc_start", "gc_stop")
+            return [
+                Event(each.timestamp - self.run.facts["started"], each.event_name, each.details)
+                for each in self.run.events
+                if each.event_name not in unsaid
+                and each.details.get("pipeline", self.pipeline) == self.pipeline
+            ]
+        return [] if self.trace is None else list(_events_of(self.trace))
+
+
+def load_runs(
+    path: str | os.PathLike[str], *, run_id: int | None = None, pipeline: int | None = None
+) -> list[MeasuredRun]:
+    """Load every pipeline of a run in a statistics file, or ``pipeline`` alone; or a trace.
+
+    Raises: FileNotFoundError; ValueError: neither of the two, no such run or pipeline, or a trace
+        of several ranks.
+    """
+    path = Path(path)
+    writers = "recording, SQLiteStatsWriter or Profile.write_trace"
+    check_exists(path, "statistics file or trace", writers)
+    with path.open("rb") as file:
+        start = file.read(len(SQLITE))
+    if not start:
+        raise ValueError(f"{path}: the file is empty: nothing was logged to it.")
+    if start != SQLITE:
+        if run_id is not None or pipeline is not None:
+            raise ValueError(
+                f"{path}: a run and a pipeline are chosen from a statistics file, and this is none."
+            )
+        if not starts_like_json(path):
+            raise ValueError(f"{path}: not a trace in JSON, nor a statistics file.")
+        return [load_trace(path)]
+    run = StoredRun.read(path, run_id)
+    names, chosen = run.pipelines(), run.chosen(pipeline)
+    numbers: list[int | None] = [chosen] if pipeline is not None or not names else [*names]
+    return [
+        MeasuredRun(
+            report=run.report(number),
+            name=names[number] or f"pipeline {number}" if number is not None else path.name,
+            rank=int(run.facts["rank"]),
+            run=run,
+            pipeline=number,
+        )
+        for number in numbers
+    ]
+
+
+def load_trace(path: str | os.PathLike[str]) -> MeasuredRun:
+    """Load a trace of one rank. Raises: FileNotFoundError; ValueError: it is not one."""
+    path, trace = Path(path), read(path)
+    profiles = profiles_of(trace, path)
+    if len(profiles) != 1:
+        raise ValueError(
+            f"{path}: the trace holds {len(profiles)} profiles, one for each file that was "
+            "merged. Load those."
+        )
+    report, rank = report_in(profiles[0], path), int(profiles[0]["rank"])
+    return MeasuredRun(report=report, name=path.name, rank=rank, trace=trace, path=path)
+
+
+def page_of(runs: Sequence[MeasuredRun], *, is_fragment: bool = False) -> str:
+    """Return the page of one or several pipelines of a run.
+
+    Raises: ModuleNotFoundError: it has charts, and matplotlib is not installed.
+    """
+    charts: list[tuple[str, str]] = []
+    events: dict[int, Event] = {}
+    for run in runs:
+        with damaged(run.path):  # if it is a trace's
+            charts += [] if run.trace is None else _chart_of(run.trace)
+            events |= {id(each.details): each for each in run.events()}
+    if runs[0].run is not None:
+        charts += _charts_of_file(runs[0].run, runs)
+    parts = [part_of(run.report, run.name if len(runs) > 1 else "", run.facts()) for run in runs]
+    title = f"Loading: {', '.join(run.name for run in runs)}"
+    tables = event_tables(events.values())
+    return html_of(title, parts, charts=charts, tables=tables, is_fragment=is_fragment)
+
+
+def _charts_of_file(run: StoredRun, runs: Sequence[MeasuredRun]) -> list[tuple[str, str]]:
+    from ..plot import drawn_part  # brings it only where there is a file
+
+    drawn = drawn_part(
+        run.path, run_id=run.facts["run_id"], pipelines=[each.pipeline for each in runs]
+    )
+    texts = {"tasks": "Every stage, interval by interval.", "queues": "Every queue."}
+    return [
+        (svg_of(drawn.figure(kind)), text) for kind, text in texts.items() if drawn.series[kind]
+    ]
+
+
+def _chart_of(trace: Json) -> list[tuple[str, str]]:
+    check_matplotlib()
+    panels, collections, span = panels_of(trace)
+    if not panels:
+        return []
+    missing = sum(each["num_lost"] + each["num_left_out"] for each in trace[OURS]["profiles"])
+    text = "What every worker did, at the end of the run; write_trace() writes a trace with more."
+    if missing:
+        text += f" {missing:,} older slices had no room in memory or in the trace."
+    figure = draw(panels, collections, span, heading="What every worker did", since="the trace's")
+    return [(svg_of(figure), text)]
+
+
+def panels_of(trace: Json) -> tuple[list[Axis], list[Collection], tuple[float, float]]:
+    """Return the last seconds of a trace: a lane for every worker, the queues' lengths, and the
+    program's own counters; the garbage collections; and the time, in seconds since its begin."""
+    events = _ours(trace)
+    slices = [event for event in events if event["ph"] == "X"]
+    stop = max(((event["ts"] + event["dur"]) / 1e6 for event in slices), default=0.0)
+    start = max(0.0, stop - _SHOWN_SECONDS, min((e["ts"] / 1e6 for e in slices), default=0.0))
+    if not 0 <= start <= stop < _LATEST:
+        raise ValueError(f"its events are from {start} s to {stop} s after its beginning")
+    shown = [event for event in slices if (event["ts"] + event["dur"]) / 1e6 >= start]
+    panels: list[Axis] = [_lanes(events, shown, start)] if shown else []
+    panels += _curves(events, start, stop)
+    collections = []
+    for event in events:
+        if event["ph"] == "i" and event["name"] == "gc":
+            begin, details = event["ts"] / 1e6, event.get("args", {})
+            end = begin + float(details.get("seconds", 0.0))
+            is_full = int(details.get("generation", 2)) >= 2
+            collections.append(Collection(start=begin, stop=end, is_full=is_full))
+    return panels, collections, (start, stop)
+
+
+def _ours(trace: Json) -> list[Json]:
+    pids = {pid for profile in trace[OURS]["profiles"] for pid in profile["pids"]}
+    return [event for event in trace["traceEvents"] if event.get("pid") in pids]
+
+
+def _events_of(trace: Json) -> Iterator[Event]:
+    for event in _ours(trace):
+        if event["ph"] == "i" and event["name"] != "gc":
+            name, details = event["name"], event.get("args", {})
+            if name == "failure" and "key" in details:  # a sample that was left out of its batch
+                name = SKIPPED
+                details = {key: details[key] for key in ("key", "stage", "error") if key in details}
+            yield Event(event["ts"] / 1e6, str(name), dict(details))
+
+
+def _lanes(events: Sequence[Json], slices: Sequence[Json], start: float) -> Lanes:
+    used = {(event["pid"], event["tid"]) for event in slices}
+    several = len({pid for pid, _ in used}) > 1
+    titles: dict[Any, str] = {}
+    names: dict[tuple[Any, Any], str] = {}  # in the order of the rows, as the file has them
+    for event in events:
+        key, what = (event["pid"], event["tid"]), event.get("args", {})
+        if event["ph"] == "M" and event["name"] == "process_name":
+            titles[event["pid"]] = f"{what['name']} · " if several else ""
+        elif event["ph"] == "M" and event["name"] == "thread_name" and key in used:
+            names[key] = f"{titles[event['pid']]}{what['name']}"
+    numbers, kinds = {key: number for number, key in enumerate(names)}, _kinds(slices)
+    spans: dict[str, list[tuple[int, float, float]]] = {kind: [] for kind in kinds.values()}
+    for event in slices:
+        begin, end = event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6
+        lane = numbers[event["pid"], event["tid"]]
+        spans[kinds[event["name"]]].append((lane, max(begin, start), end))
+    inside = [kind for kind in spans if kind not in (WAIT_IN, WAIT_OUT, PROCESS, STEP)]
+    return Lanes(names=list(names.values()), spans=spans, inside=inside)
+
+
+def _kinds(slices: Sequence[Json]) -> dict[str, str]:
+    """Return the kind of each slice by its name, enclosing ones first: they are drawn first."""
+    main = [WAIT_IN, WAIT_OUT, PROCESS, STEP]
+    counts = Counter(event["name"] for event in slices)
+    parts = [name for name, _ in counts.most_common() if name not in main]
+    kinds = {name: name for name in main if name in counts}
+    kinds |= {name: name for name in parts[:_MOST_KINDS]}
+    return kinds | dict.fromkeys(parts[_MOST_KINDS:], _OTHERS)
+
+
+def _curves(events: Sequence[Json], start: float, stop: float) -> list[Panel]:
+    """Return a panel of the queues' lengths, and one of the program's own counters."""
+    readings: dict[str, dict[tuple[Any, str], dict[float, float]]] = {}
+    for event in events:
+        if event["ph"] == "C":
+            for key, value in event["args"].items():
+                curves = readings.setdefault(key, {})
+                curve = curves.setdefault((event["pid"], event["name"]), {})
+                curve[max(start, event["ts"] / 1e6)] = float(value)
+    panels = []
+    for key, curves in readings.items():
+        drawn = []
+        for number, ((_, name), curve) in enumerate(curves.items()):
+            times, values = [*curve], [*curve.values()]
+            times.append(max(times[-1], stop))
+            values.append(values[-1])  # which holds
+            drawn.append(
+                Curve(
+                    name=name, colour=number, begin=start, times=times, values=values, is_step=True
+                )
+            )
+        panels.append(Panel(label="queues\n(items)" if key == "items" else key, curves=drawn))
+    return panels

@@ -116,11 +116,6 @@ class _Asked(NamedTuple):
         return 0 if self.reading.is_inline else self.reading.load.threads
 
     @property
-    def knob(self) -> str:
-        """The name of the setting of that number."""
-        return "num_workers" if self.reading.is_of_workers else "its concurrency"
-
-    @property
     def crew(self) -> str:
         """The word for those that work."""
         return "workers" if self.reading.is_of_workers else "threads"
@@ -259,7 +254,8 @@ def _fewest(asked: _Asked, most: int, best: Estimate) -> tuple[int, Estimate]:
 
 def _raise(asked: _Asked, number: int, wanted: int) -> str:
     reading, num_cores = asked.reading, asked.reading.probes.num_cores
-    action = f"Raise {asked.knob} from {asked.threads} to about {number}"
+    knob = "num_workers" if reading.is_of_workers else "its concurrency"
+    action = f"Raise {knob} from {asked.threads} to about {number}"
     if asked.cause is Cause.IO:
         return f"{action}: its {asked.crew} use no core while they wait."
     if reading.may_hide_gil:

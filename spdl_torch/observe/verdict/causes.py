@@ -381,18 +381,17 @@ class Reading:
     def may_wait_for_gil(self) -> bool:
         """Whether its threads may wait for the GIL, though it is not sure."""
         is_known = self.is_gil_taken or self.is_short_of_cores or self.computes
-        cause = Cause.IO if self.waits_for_storage else Cause.UNKNOWN
-        return not is_known and self.may_take_turns(self.load, cause)
+        return not is_known and self.may_take_turns(self.load, self.waits_for_storage)
 
-    def may_take_turns(self, load: Load, cause: Cause) -> bool:
+    def may_take_turns(self, load: Load, is_known: bool) -> bool:
         """Return whether several threads may wait for the GIL, though it is not sure: they use no
         more than a core together, and a thread has to wait for it at times. CIFAR's pictures
         through Pillow let go of the GIL so often that a probe gets it at once, and two threads make
         fewer samples than one.
 
-        cause: what is known of them: that they wait for storage, or nothing.
+        is_known: whether it is known that they wait for storage.
         """
-        probes, is_known = self.probes, cause is Cause.IO
+        probes = self.probes
         if probes.own_gil or load.threads < 2:
             return False
         if probes.gil_seconds is None:

@@ -317,7 +317,7 @@ def _workers_stages(reading: Reading, cause: Cause) -> list[StageStats]:
 def _check_load(reading: Reading, cause: Cause, own: Sequence[StageStats]) -> None:
     """Raise where the workers take what no figure shows."""
     load = reading.load_of(max(own, key=lambda stage: stage.busy_ratio))
-    if cause in (Cause.UNKNOWN, Cause.IO) and reading.may_take_turns(load, cause):
+    if cause in (Cause.UNKNOWN, Cause.IO) and reading.may_take_turns(load, cause is Cause.IO):
         raise NotKnown("the workers may wait for the GIL, and the figures do not show for how long")
     if reading.leaves_cores_to_others(load):
         probes = reading.probes

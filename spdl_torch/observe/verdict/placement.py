@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ...shown_text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 PLACEMENT_EVENT = "placement"
 """Name of the event that says where a loader's workers live from that moment on."""
@@ -53,6 +53,15 @@ class Placement:
         """Return the placement from the result of :meth:`as_details`, which may have more keys."""
         names = ("num_workers", "num_processes", "reason", "remedy")
         return cls(**{name: details[name] for name in names}, since=since)
+
+
+def moves(placements: Iterable[Placement], before: Placement | None = None) -> list[Placement]:
+    """Return those that say something else than the one before each."""
+    found: list[Placement] = []
+    for each in placements:
+        if not each.is_as(found[-1] if found else before):
+            found.append(each)
+    return found
 
 
 def lines_of(placements: Sequence[Placement]) -> list[str]:

@@ -12,11 +12,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from ...whole_files import whole_file
-from ..page.charts import Collection, Curve, Panel, check_matplotlib, draw
-from ..store.query import query_queue_stats, query_task_stats
-from ..store.stored_run import StoredRun, by_stage
-from ..verdict.causes import Cause
+from ..whole_files import whole_file
+from .page.charts import Collection, Curve, Panel, check_matplotlib, draw
+from .store.query import query_queue_stats, query_task_stats
+from .store.stored_run import StoredRun, by_stage
+from .verdict.causes import Cause
 
 if TYPE_CHECKING:
     import os
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-    from ..store.entries import EventLogEntry
+    from .store.entries import EventLogEntry
 
 FileFormat = Literal["png", "svg", "pdf"]
 Kind = Literal["tasks", "queues"]
