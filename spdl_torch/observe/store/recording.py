@@ -102,7 +102,13 @@ def recording(
         logger without a run, or the file is something else; OSError, sqlite3.Error: it cannot be
         opened.
     """
-    _check_arguments(path, interval_seconds, prefix, step)
+    check_seconds("recording: interval_seconds", interval_seconds)
+    if not isinstance(path, str | os.PathLike | None):
+        raise TypeError(f"recording: path must be the path of a file or None, got {path!r:.50}.")
+    if not isinstance(prefix, str):
+        raise TypeError(f"recording: prefix must be a str, got {prefix!r:.50}.")
+    if not (step is None or callable(step)):
+        raise TypeError(f"recording: step must be a function without arguments, got {step!r:.50}.")
     if path is None and logger is None:
         raise ValueError(
             "recording: expected a path, a logger, or both, got neither. On a rank that logs "
@@ -140,16 +146,6 @@ def recording(
 
         stack.enter_context(repeating("stats-recorder", interval_seconds, look))
         yield writer
-
-
-def _check_arguments(path: object, interval_seconds: object, prefix: object, step: object) -> None:
-    check_seconds("recording: interval_seconds", interval_seconds)
-    if not isinstance(path, str | os.PathLike | None):
-        raise TypeError(f"recording: path must be the path of a file or None, got {path!r:.50}.")
-    if not isinstance(prefix, str):
-        raise TypeError(f"recording: prefix must be a str, got {prefix!r:.50}.")
-    if not (step is None or callable(step)):
-        raise TypeError(f"recording: step must be a function without arguments, got {step!r:.50}.")
 
 
 def path_of_rank(path: str | os.PathLike[str], rank: int, world_size: int) -> Path:

@@ -184,8 +184,15 @@ def reading(path: str | os.PathLike[str]) -> Iterator[sqlite3.Connection]:
     Raises: FileNotFoundError; ValueError: the file is something else, of a newer release, or
         damaged, also where the block finds that out; sqlite3.Error: somebody keeps it locked.
     """
-    with closing(_open_for_reading(Path(path))) as connection, damaged(path):
-        yield connection
+    path = Path(path)
+    check_exists(path, "statistics file", _WRITERS)
+    with closing(sqlite3.connect(path, timeout=_BUSY_SECONDS)) as connection:
+        connection.row_factory = sqlite3.Row
+        connection.execute("PRAGMA query_only = ON")
+        if _check_is_ours(connection, path, _OTHER_FILE) == 0:
+            raise ValueError(f"{path} is an empty SQLite file; nothing was logged to it.")
+        with damaged(path):
+            yield connection
 
 
 @scope
@@ -206,20 +213,6 @@ def check_exists(path: Path, what: str, writers: str) -> None:
         raise IsADirectoryError(f"{path} is a folder, and no {what}.")
     if not path.exists():
         raise FileNotFoundError(f"{what} {path} does not exist. Give a file that {writers} wrote.")
-
-
-def _open_for_reading(path: Path) -> sqlite3.Connection:
-    check_exists(path, "statistics file", _WRITERS)
-    connection = sqlite3.connect(path, timeout=_BUSY_SECONDS)
-    connection.row_factory = sqlite3.Row
-    try:
-        connection.execute("PRAGMA query_only = ON")
-        if _check_is_ours(connection, path, _OTHER_FILE) == 0:
-            raise ValueError(f"{path} is an empty SQLite file; nothing was logged to it.")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
 
 
 def _check_is_ours(

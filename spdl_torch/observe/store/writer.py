@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 
 from ...engine.threads import ThreadGroup
 from ...locks import RLock
+from ...shown_text import short_repr
 from .entries import (
     EventLogEntry,
     IntervalLogEntry,
@@ -233,7 +234,7 @@ class SQLiteStatsWriter:
                 "%s: an entry cannot be written and is left out; later ones are left out without a "
                 "message: %s (%s: %s).",
                 self.db_path,
-                _shown(entry),
+                short_repr(entry),
                 type(error).__name__,
                 error,
             )
@@ -246,14 +247,6 @@ class SQLiteStatsWriter:
             self._rows.end(lost)
         except sqlite3.Error:
             _logger.exception("%s: the end of the run was not written.", self.db_path)
-
-
-def _shown(entry: object) -> str:
-    """Return an entry for the log, in one line."""
-    try:
-        return f"{entry!r:.200}"
-    except Exception:  # its repr raises
-        return f"{type(entry).__name__} without a text"
 
 
 _MOST_VALUES = 999  # in one statement, of every release of SQLite
@@ -293,7 +286,19 @@ class RunRows:
     ) -> None:
         self._connection = open_for_writing(path)
         self._stage_ids: dict[tuple[str, str], int] = {}
-        self._run_id = self._begin(config, rank, world_size)
+        cursor = self._connection.execute(
+            "INSERT INTO run (started, host, pid, rank, world_size, versions, config) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (
+                time.time(),
+                socket.gethostname(),
+                os.getpid(),
+                *rank_and_world_size(rank, world_size),
+                json.dumps(_versions()),
+                json.dumps(config, default=str),
+            ),
+        )
+        self._run_id = cursor.lastrowid
 
     def add(self, entries: Sequence[LogEntry]) -> list[Refused]:
         """Add the entries in one transaction; return those that no file could store.
@@ -321,23 +326,6 @@ class RunRows:
     def close(self) -> None:
         """Close the file."""
         self._connection.close()
-
-    def _begin(self, config: Mapping[str, Any], rank: int | None, world_size: int | None) -> int:
-        """Insert the run itself; return its number."""
-        cursor = self._connection.execute(
-            "INSERT INTO run (started, host, pid, rank, world_size, versions, config) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (
-                time.time(),
-                socket.gethostname(),
-                os.getpid(),
-                *rank_and_world_size(rank, world_size),
-                json.dumps(_versions()),
-                json.dumps(config, default=str),
-            ),
-        )
-        assert cursor.lastrowid is not None, "guaranteed after an INSERT"
-        return cursor.lastrowid
 
     def _insert(self, entries: Sequence[LogEntry]) -> list[Refused]:
         """Insert the entries; return those that cannot be written, with the reason.

@@ -130,11 +130,6 @@ def num_delivered(stages: Sequence[StageStats]) -> int | None:
     return last.num_tasks - last.num_failures
 
 
-def is_too_short(seconds: float) -> bool:
-    """Return whether a window says too little; one of no time at all is of nothing that ran."""
-    return 0 < seconds < SHORT_SECONDS
-
-
 @dataclass(frozen=True)
 class Reading:
     """A window without the warm-up."""
@@ -169,8 +164,8 @@ class Reading:
 
     @property
     def is_too_short(self) -> bool:
-        """Whether it says too little."""
-        return is_too_short(self.stats.elapsed)
+        """Whether it says too little; one of no time at all is of nothing that ran."""
+        return 0 < self.stats.elapsed < SHORT_SECONDS
 
     @cached_property
     def num_delivered(self) -> int | None:

@@ -13,7 +13,7 @@ from ...engine.statistics import PipelineStats
 from ...machine.readings import Probes, probes_over
 from ...shown_text import percent, printable, shown_rate, shown_seconds, wrapped
 from ..page.page import html_of, write_page
-from .causes import Cause, Reading, is_too_short
+from .causes import Cause, Reading
 from .model import Question, limiting, predict, worth_asking
 from .placement import Placement, lines_of, moves
 from .verdict import Verdict, judge
@@ -209,7 +209,7 @@ class Report:
                 f"{percent(self._elsewhere())} of the workers' time outside of the stages"
             )
         # Of a short window, what a thread did beside it, or before, may be most.
-        if (p.helper_cores or 0.0) >= 0.05 and not is_too_short(self.stats.elapsed):
+        if (p.helper_cores or 0.0) >= 0.05 and not self._reading.is_too_short:
             checks.append(f"{p.helper_cores:.1f} cores in use by threads that ops start")
         if p.sampling_ratio is not None and p.sampling_ratio >= 0.01:
             checks.append(f"drawing from the sampler {percent(p.sampling_ratio)}")

@@ -16,13 +16,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from ...machine.gil import has_gil
 from ...machine.readings import Probes
 from ...shown_text import counted, percent, shown_seconds
-from .advice import (
-    Ceiling,
-    advise,
-    without_any_waits,
-    without_start,
-    without_waits,
-)
+from .advice import Ceiling, advise, without_any_waits, without_start, without_waits
 from .causes import SHORT_SECONDS, Cause, Reading
 
 if TYPE_CHECKING:
@@ -225,7 +219,7 @@ def judge(
     probes = probes or Probes(switch_interval=sys.getswitchinterval(), own_gil=not has_gil())
     reading = Reading(stats, probes, pooled)
     rule = next(rule for rule in RULES if rule.holds(reading))
-    words = _Words(reading, rule)
+    words = _words(reading, rule)
     finding = rule.why.format_map(words)
     if rule.of == "stage":
         finding = f"stage {words['stage']} is the bottleneck{finding}"
@@ -263,39 +257,23 @@ def rule_of_waits(reading: Reading) -> Rule:
     return next(rule for rule in RULES if rule.of != "window" and rule.holds(reading))
 
 
-class _Words(dict[str, str]):
-    """The words for the fields of a rule's texts, each found when it is asked for."""
-
-    def __init__(self, reading: Reading, rule: Rule) -> None:
-        super().__init__()
-        self._reading, self._rule = reading, rule
-
-    def __missing__(self, name: str) -> str:
-        r = self._reading
-        match name:
-            case "crew":
-                of_workers = r.is_of_workers if self._rule.of == "stage" else r.is_loader
-                return "workers" if of_workers else "threads"
-            case "stage":
-                return repr(r.bottleneck.name)
-            case "waits":
-                return percent(r.waits)
-            case "slowdown":
-                return percent(r.probes.step_slowdown or 0.0)
-            case "seconds":
-                return shown_seconds(r.stats.elapsed)
-            case "lost":
-                return str(r.num_lost)
-            case "more_room":
-                num_removed = int(r.stats.counts.get("shards/removed", 0))
-                what = f"Give max_bytes= more room: {counted(num_removed, 'shard')} made room for"
-                return f"{what} others, and may have to come again. " * (num_removed > 0)
-            case "more_workers":
-                return "more workers or, if shards are read in their order, " * r.is_loader
-            case "processes":
-                return 'processes (isolation="process")' if r.is_loader else "a subprocess"
-        assert name == "or_persistent", name
-        return " or persistent_workers=True" * r.is_loader
+def _words(r: Reading, rule: Rule) -> dict[str, str]:
+    """Return the words for the fields of a rule's texts."""
+    of_workers = r.is_of_workers if rule.of == "stage" else r.is_loader
+    num_removed = int(r.stats.counts.get("shards/removed", 0))
+    room = f"Give max_bytes= more room: {counted(num_removed, 'shard')} made room for others, and "
+    return {
+        "crew": "workers" if of_workers else "threads",
+        "stage": repr(r.bottleneck.name) if r.stages else "",
+        "waits": percent(r.waits),
+        "slowdown": percent(r.probes.step_slowdown or 0.0),
+        "seconds": shown_seconds(r.stats.elapsed),
+        "lost": str(r.num_lost),
+        "more_room": f"{room}may have to come again. " * (num_removed > 0),
+        "more_workers": "more workers or, if shards are read in their order, " * r.is_loader,
+        "processes": 'processes (isolation="process")' if r.is_loader else "a subprocess",
+        "or_persistent": " or persistent_workers=True" * r.is_loader,
+    }
 
 
 def _remarks(reading: Reading) -> list[str]:
