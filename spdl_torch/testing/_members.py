@@ -107,7 +107,6 @@ def _position(file: Any) -> Any:
 
 _SMALL = 16  # members of a container that may be a stack or a mailbox
 _HARMLESS = (
-    *GENERATORS,  # the loader seeds them for each sample
     *(types.FunctionType, types.MethodType),
     *(type(threading.Lock()), type(threading.RLock()), threading.local),
 )
@@ -118,13 +117,14 @@ class SharedObjects:
 
     def __init__(self, dataset: Any, functions: Sequence[Callable[..., Any] | None]) -> None:
         self._found: dict[str, Any] = {}
-        self._changed: dict[str, None] = {}
+        self.changed: dict[str, None] = {}
+        """The names of what had changed at any look."""
         turn = RLock()
         # Two workers share what both of their copies lead to.
         first, second = (reached(_of_worker(dataset, functions, turn)) for _ in range(2))
         theirs = {id(value) for _, value in second}
         for path, value in first:
-            if id(value) in theirs and not isinstance(value, GENERATORS):
+            if id(value) in theirs and not isinstance(value, GENERATORS):  # the loader seeds those
                 self._found[text_of(path)] = value
         self._states = {path: state(path, value) for path, value in self._found.items()}
 
@@ -133,16 +133,13 @@ class SharedObjects:
         for path, value in self._found.items():
             before, after = self._states[path], state(path, value)
             if before is not None and after is not None:
-                keys = dict.fromkeys([*before, *after])
-                self._changed.update(dict.fromkeys(k for k in keys if _differs(before, after, k)))
-
-    def changed(self) -> list[str]:
-        """Name what had changed at any look."""
-        return list(self._changed)
+                for key in {**before, **after}:
+                    if not _same(before.get(key, _NOTHING), after.get(key, _NOTHING)):
+                        self.changed[key] = None
 
     def written(self) -> list[str]:
         """Name the tensors and arrays whose contents had changed at any look."""
-        return [name for name in self._changed if name.startswith("the contents of ")]
+        return [name for name in self.changed if name.startswith("the contents of ")]
 
     def suspects(self) -> list[str]:
         """Name, with their types, the shared objects that cannot be looked into, and small
@@ -172,10 +169,6 @@ def _of_worker(
 
 
 _NOTHING = object()
-
-
-def _differs(before: dict[str, Any], after: dict[str, Any], key: str) -> bool:
-    return not _same(before.get(key, _NOTHING), after.get(key, _NOTHING))
 
 
 def _same(a: Any, b: Any) -> bool:

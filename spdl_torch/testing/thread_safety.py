@@ -181,11 +181,11 @@ _MOST_NAMES = 4
 def _reason(shared: SharedObjects, changes: str) -> str:
     """Return the likely reason of a difference, and what to do; ``changes``: of the process."""
     also = f"Loading also changed {changes}. " if changes else ""
-    if changed := shared.changed():
+    if shared.changed:
         return (
-            f"The threads share {_listed(changed)}, which loading changed. {also}Make or copy it "
-            "for each sample, keep one for each thread (threading.local()), or make it when it is "
-            f"first used, on self: each worker has its own self; {_OR_PROCESSES}."
+            f"The threads share {_listed([*shared.changed])}, which loading changed. {also}Make or "
+            "copy it for each sample, keep one for each thread (threading.local()), or make it "
+            f"when it is first used, on self: each worker has its own self; {_OR_PROCESSES}."
         )
     if suspects := shared.suspects():
         return (

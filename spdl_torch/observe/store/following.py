@@ -129,23 +129,20 @@ class Tally:
     """The sum of intervals, and the report on it."""
 
     def __init__(self) -> None:
-        self._stats: PipelineStats | None = None
-        self._last: Report | None = None
+        self._sum: Interval | None = None
 
     def add(self, interval: Interval) -> None:
         """Add an interval; one of other stages begins anew."""
-        before, stats = self._stats, interval.stats
-        alike = before is not None and [s.name for s in before.stages] == [
-            s.name for s in stats.stages
-        ]
-        self._stats = before + stats if before is not None and alike else stats
-        self._last = interval.report
+        sum_, stats = self._sum, interval.stats
+        if sum_ and [s.name for s in sum_.stats.stages] == [s.name for s in stats.stages]:
+            stats = sum_.stats + stats
+        self._sum = Interval(stats, interval.report)
 
     def report(self) -> Report | None:
         """Return the report on the sum; None = there is nothing in it."""
-        stats, last = self._stats, self._last
-        if stats is None or last is None:
+        if self._sum is None:
             return None
+        stats, last = self._sum
         report = make_report(stats, last.probes, pooled=last.pooled)
         return replace(report, placements=last.placements)
 
