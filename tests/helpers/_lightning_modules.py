@@ -20,56 +20,43 @@ def trainer(**options):
     return lightning.Trainer(**{"max_epochs": 2, "accelerator": "cpu", **quiet, **options})
 
 
-class Recorder(lightning.LightningModule):
-    """One weight, and a diary of the samples that every hook saw."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
-        self.seen = []
-
-    def training_step(self, batch, batch_idx):
-        self.seen.append(("train", self.current_epoch, batch.flatten().tolist()))
-        return self.layer(batch).sum()
-
-    def validation_step(self, batch, batch_idx):
-        self.seen.append(("val", self.current_epoch, batch.flatten().tolist()))
-
-    def predict_step(self, batch, batch_idx):
-        self.seen.append(("predict", 0, batch.flatten().tolist()))
-        return batch
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.001)
-
-
 class Diary(lightning.LightningModule):
-    """Keeps a diary, which is part of its checkpoint; takes batches alone or in a list, where None
-    stands for those of a loader that has ended."""
+    """One weight, and a diary of the batches that every hook saw; takes them alone or nested, where
+    None stands for those of a loader that has ended."""
 
-    def __init__(self, touches_estimate):
+    def __init__(self, touches_estimate=False):
         super().__init__()
-        self.layer = torch.nn.Linear(2, 1)
+        self.weight = torch.nn.Parameter(torch.ones(1))
         self.seen = []
         self.touches_estimate = touches_estimate
 
+    def note(self, hook, batch):
+        entry = tree_map_only(torch.Tensor, torch.Tensor.tolist, batch)
+        self.seen.append((hook, self.current_epoch, entry))
+        return self.weight * sum(part.sum() for part in tree_leaves(batch) if part is not None)
+
     def training_step(self, batch, batch_idx):
-        self.seen.append(
-            (self.current_epoch, tree_map_only(torch.Tensor, torch.Tensor.tolist, batch))
-        )
-        return sum(self.layer(part).sum() for part in tree_leaves(batch) if part is not None)
+        return self.note("train", batch)
+
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        self.note("val", batch)
+
+    def test_step(self, batch, batch_idx, dataloader_idx=0):
+        self.note("test", batch)
+
+    def predict_step(self, batch, batch_idx, dataloader_idx=0):
+        self.note("predict", batch)
+        return batch
 
     def configure_optimizers(self):
         if self.touches_estimate:
             assert self.trainer.estimated_stepping_batches is not None
         return torch.optim.SGD(self.parameters(), lr=0.001)
 
-
-class ValidatedDiary(Diary):
-    """Looks at what it is validated on, too."""
-
-    def validation_step(self, batch, batch_idx):
-        """Keep nothing of it."""
+    @property
+    def num_trained(self):
+        """Batches, so far."""
+        return sum(hook == "train" for hook, *_ in self.seen)
 
 
 class EndsByAnError(lightning.Callback):
@@ -83,36 +70,13 @@ class EndsByAnError(lightning.Callback):
             raise OSError("no room")
 
 
-class Plain(lightning.LightningModule):
-    """One weight; takes batches alone or in a dict or list."""
+class Losses(Diary):
+    """Logs its loss; optimizes by itself, with so many optimizers, where they are given."""
 
-    def __init__(self):
+    def __init__(self, num_optimizers):
         super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
-
-    def training_step(self, batch, batch_idx):
-        return sum(self.layer(part).sum() for part in tree_leaves(batch))
-
-    def validation_step(self, batch, batch_idx, dataloader_idx=0):
-        pass
-
-    def test_step(self, batch, batch_idx, dataloader_idx=0):
-        pass
-
-    def predict_step(self, batch, batch_idx, dataloader_idx=0):
-        return 0
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.001)
-
-
-class Losses(Plain):
-    """Logs its loss; optimizes by itself, with several optimizers, where it is told to."""
-
-    def __init__(self, num_optimizers=1, *, automatic=True):
-        super().__init__()
-        self.automatic_optimization = automatic
         self.num_optimizers = num_optimizers
+        self.automatic_optimization = num_optimizers is None
 
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
@@ -120,17 +84,16 @@ class Losses(Plain):
         if self.automatic_optimization:
             return loss
         self.manual_backward(loss)
-        optimizers = self.optimizers()
-        for each in optimizers if isinstance(optimizers, list) else [optimizers]:
+        for each in self.optimizers():
             each.step()
         return None
 
     def configure_optimizers(self):
-        made = [super(Losses, self).configure_optimizers() for _ in range(self.num_optimizers)]
-        return made if len(made) > 1 else made[0]
+        made = [super(Losses, self).configure_optimizers() for _ in range(self.num_optimizers or 1)]
+        return made if self.num_optimizers else made[0]
 
 
-class Failing(Plain):
+class Failing(Diary):
     """Fails in its third step."""
 
     def __init__(self, error):
@@ -146,8 +109,8 @@ class Failing(Plain):
 class SavesInHooks(lightning.Callback):
     """Saves a checkpoint in every hook of training, at the beginning and the end, and where that
     many ``batches`` were trained on: each hook within a step at one of these numbers, the others
-    at all at which they are called. ``saved`` has the path of each, and the number of batches that
-    were trained on before it."""
+    at all at which they are called. ``hooks``: these alone. ``saved`` has the path of each, and the
+    number of batches that were trained on before it."""
 
     WITHIN_STEP = (
         *("on_before_zero_grad", "on_before_backward", "on_after_backward"),
@@ -161,8 +124,8 @@ class SavesInHooks(lightning.Callback):
     )
     ONCE = ("on_train_start", "on_train_end", "on_fit_end")
 
-    def __init__(self, folder, batches):
-        self.folder, self.batches = folder, batches
+    def __init__(self, folder, batches, hooks=None):
+        self.folder, self.batches, self.hooks = folder, batches, hooks
         self.saved = []
 
     def save(self, trainer, name, num_trained):
@@ -172,6 +135,8 @@ class SavesInHooks(lightning.Callback):
             place = self.WITHIN_STEP.index(name) % len(places)
             places = places[place : place + 1]
         is_wanted = num_trained in places or name in self.ONCE
+        if self.hooks is not None and name not in self.hooks:
+            return
         if is_wanted and not path.exists():
             trainer.save_checkpoint(path)
             self.saved.append((path, num_trained))
@@ -179,7 +144,7 @@ class SavesInHooks(lightning.Callback):
 
 def _hook(name):
     def hook(self, trainer, module, *_):
-        self.save(trainer, name, len(module.seen) - (name in self.WITHIN_STEP))
+        self.save(trainer, name, module.num_trained - (name in self.WITHIN_STEP))
 
     return hook
 

@@ -17,7 +17,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.utils.data as torch_data
-from _folders import HELPERS
 from _inside import kept_by
 
 import spdl_torch
@@ -52,6 +51,18 @@ def pipeline_of(length, **options):
     return spdl_torch.PipelineDataset(
         builder.pipe(torch.tensor, output_order="input").add_sink(), **options
     )
+
+
+def epochs_of(loaders, prepare, inner=lambda prepared: prepared):
+    """What each loader gives in each epoch once it is prepared, and whose class it then is; inner:
+    where that is found."""
+    seen = {}
+    for name, given in loaders.items():
+        prepared = prepare(given)
+        for epoch in range(NUM_EPOCHS):
+            seen[f"{name} {epoch}"] = numbers_of(prepared)
+        seen[f"{name} class"] = type(inner(prepared)).__module__
+    return seen
 
 
 def write(folder, rank, value):
@@ -180,42 +191,26 @@ def lightning(folder):
             return torch.optim.SGD(self.parameters(), 0.1)
 
     caches = [cached(data)]  # before Lightning has started the second rank
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=2,
-        strategy="ddp",
-        max_epochs=NUM_EPOCHS,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-    )
+    names = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    options = {"max_epochs": NUM_EPOCHS, "num_sanity_val_steps": 0, **dict.fromkeys(names, False)}
+    trainer = pl.Trainer(accelerator="cpu", devices=2, strategy="ddp", **options)
     model = Model()
     training = {
-        "injected": loader(data, shuffle=True),
+        "plain": loader(data, shuffle=True),
         "torch's sampler": loader(data, sampler=LateSampler(data)),
         "our sampler": loader(data, sampler=sampler_of(data)),
-        "pipeline": pipeline_of(NUM_SAMPLES),
-        "pipeline in a loader": spdl_torch.DataLoader(pipeline_of(NUM_SAMPLES), batch_size=None),
+        "bare pipeline": pipeline_of(NUM_SAMPLES),
+        "pipeline": spdl_torch.DataLoader(pipeline_of(NUM_SAMPLES), batch_size=None),
     }
     trainer.fit(model, training)
     caches.append(cached(data))  # with a process group
     model.seen["caches"] = [kept_by(kept).folder for kept in caches]
-    combined = trainer.fit_loop._combined_loader.iterables
-    model.seen["classes"] = [type(combined[name]).__module__ for name in ("injected",)]
+    for name, used in trainer.fit_loop._combined_loader.iterables.items():
+        model.seen[f"{name} class"] = type(used).__module__
     trainer.validate(model, loader(data, sampler=sampler_of(data, shuffle=False)), verbose=False)
     odd = range(NUM_SAMPLES - 1)
-    trainer.predict(
-        model,
-        [
-            spdl_torch.DataLoader(odd, batch_size=BATCH_SIZE),
-            spdl_torch.DataLoader(
-                odd, batch_size=BATCH_SIZE, sampler=sampler_of(odd, tail="uneven")
-            ),
-        ],
-        return_predictions=False,
-    )
+    both = loader(odd), loader(odd, sampler=sampler_of(odd, tail="uneven"))
+    trainer.predict(model, both, return_predictions=False)
     write(folder, trainer.global_rank, model.seen)
 
 
@@ -243,14 +238,9 @@ def accelerate(folder):
         "pipeline": spdl_torch.DataLoader(pipeline_of(len(data)), batch_size=None),
         "stream": loader(RanklessStream()),
     }
-    seen = {}
-    for name, given in loaders.items():
-        prepared = accelerator.prepare(given)
-        for epoch in range(NUM_EPOCHS):
-            seen[f"{name} {epoch}"] = numbers_of(prepared)
-        seen[f"{name} class"] = type(prepared.base_dataloader).__module__
-        if name != "stream" or accelerator.is_main_process:  # which alone loads it
-            seen[f"{name} stages"] = len(prepared.report().stats.stages)
+    seen = epochs_of(loaders, accelerator.prepare, lambda prepared: prepared.base_dataloader)
+    report = accelerator.prepare(loaders["plain"]).report
+    seen["figures"] = len(report().stats.stages) if list(report.__self__) else 0
     accelerator = TheirAccelerator(cpu=True)
     seen["by Accelerate itself"] = numbers_of(accelerator.prepare(loader(data, shuffle=True)))
     odd = prepare_data_loader(accelerator, loader(range(NUM_SAMPLES + 1)))
@@ -273,12 +263,7 @@ def fabric(folder):
         "our sampler": loader(data, sampler=sampler_of(data)),
         "pipeline": spdl_torch.DataLoader(pipeline_of(NUM_SAMPLES), batch_size=None),
     }
-    seen = {}
-    for name, given in loaders.items():
-        prepared = fabric.setup_dataloaders(given)
-        for epoch in range(NUM_EPOCHS):
-            seen[f"{name} {epoch}"] = numbers_of(prepared)
-        seen[f"{name} class"] = type(prepared._dataloader).__module__
+    seen = epochs_of(loaders, fabric.setup_dataloaders, lambda prepared: prepared._dataloader)
     write(folder, fabric.global_rank, seen)
 
 
@@ -309,20 +294,15 @@ def ray(folder):
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
-    root = str(HELPERS)
-    ray.init(
-        num_cpus=2,
-        include_dashboard=False,
-        configure_logging=False,
-        runtime_env={"env_vars": {"PYTHONPATH": root, "OMP_NUM_THREADS": "1"}},
-    )
-    trainer = TorchTrainer(
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    quiet = {"include_dashboard": False, "configure_logging": False}
+    ray.init(num_cpus=2, **quiet, runtime_env={"env_vars": environment})
+    TorchTrainer(
         ray_worker,
         train_loop_config={"folder": folder},
         scaling_config=ScalingConfig(num_workers=2, use_gpu=False),
         run_config=RunConfig(storage_path=folder),
-    )
-    trainer.fit()
+    ).fit()
     ray.shutdown()
 
 
@@ -334,39 +314,29 @@ def ray_worker(config):
     import spdl_torch.ray
 
     data = range(NUM_SAMPLES)
-    sampler = sampler_of(data)
-    own = loader(data, sampler=sampler)
-    seen = {}
-    prepared = ray.train.torch.prepare_data_loader(own)
-    for epoch in range(NUM_EPOCHS):
-        sampler.set_epoch(epoch)
-        seen[f"our sampler {epoch}"] = numbers_of(own)
-        seen[f"prepared {epoch}"] = numbers_of(prepared)
-        seen[f"pipeline {epoch}"] = numbers_of(pipeline_of(NUM_SAMPLES))
-    seen["prepared class"] = type(getattr(prepared, "_dataloader", prepared)).__module__
+    theirs, ours = ray.train.torch.prepare_data_loader, spdl_torch.ray.prepare_data_loader
     plain = loader(data, shuffle=True)
-    kept = spdl_torch.ray.prepare_data_loader(plain)
-    for epoch in range(NUM_EPOCHS):
-        kept.sampler.set_epoch(epoch)
-        seen[f"kept {epoch}"] = numbers_of(kept)
-    seen["kept class"] = type(kept).__module__
-    plain = ray.train.torch.prepare_data_loader(plain)
-    seen["by Ray itself"] = numbers_of(plain)
-    seen["by Ray itself class"] = type(getattr(plain, "_dataloader", plain)).__module__
+    loaders = {
+        "our sampler": (loader(data, sampler=sampler_of(data)), lambda own: own),
+        "prepared": (loader(data, sampler=sampler_of(data)), theirs),
+        "bare pipeline": (pipeline_of(NUM_SAMPLES), lambda own: own),
+        "plain": (plain, ours),
+        "by Ray itself": (plain, theirs),
+    }
+    seen = {}
+    for name, (given, prepare) in loaders.items():
+        prepared = prepare(given)
+        for epoch in range(NUM_EPOCHS):
+            if "bare" not in name:
+                prepared.sampler.set_epoch(epoch)
+            seen[f"{name} {epoch}"] = numbers_of(prepared)
+        seen[f"{name} class"] = type(getattr(prepared, "_dataloader", prepared)).__module__
     write(config["folder"], ray.train.get_context().get_world_rank(), seen)
 
 
-PROGRAMS = {
-    "shares": shares,
-    "train": train,
-    "torchrun": torchrun,
-    "lightning": lightning,
-    "accelerate": accelerate,
-    "fabric": fabric,
-    "ray": ray,
-}
+PROGRAMS = (shares, train, torchrun, lightning, accelerate, fabric, ray)
 
 if __name__ == "__main__":
     # These are ranks of a very small machine.
     warnings.filterwarnings("ignore", message="This DataLoader will create")
-    PROGRAMS[sys.argv[1]](*sys.argv[2:])
+    {program.__name__: program for program in PROGRAMS}[sys.argv[1]](*sys.argv[2:])

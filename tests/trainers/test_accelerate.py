@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import os
 from typing import ClassVar
 
 import pytest
 import torch
+from _datasets import Made
 from _later import later
 from torch.utils import data as torch_data
 
@@ -15,7 +17,16 @@ from spdl_torch import DataLoader
 
 accelerate, prepares = later("accelerate", "spdl_torch.accelerate")
 
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
 DATA = torch.arange(20.0)
+
+
+@pytest.fixture
+def hugging_face():
+    """What is ours for its Trainer."""
+    pytest.importorskip("transformers")
+    return importlib.import_module("spdl_torch.transformers")
 
 
 def loader(**options):
@@ -107,14 +118,9 @@ def test_a_copy_of_a_loader_does_not_share_its_workers():
     assert [b.tolist() for b in first] == [b.tolist() for b in torch_data.DataLoader(DATA, 4)][1:]
 
 
-class Points(torch_data.Dataset):
-    """Draws, so that seeding shows."""
-
-    def __len__(self):
-        return 24
-
-    def __getitem__(self, index):
-        return {"x": torch.tensor([float(index), torch.rand(()).item()]), "labels": float(index)}
+DRAWN = Made(lambda n: {"x": torch.tensor([n, torch.rand(()).item()]), "labels": float(n)}, 24)
+PLACES = Made(lambda _: {"x": torch.zeros(2), "labels": float(os.getpid())}, 24)
+"""Samples that draw, so that seeding shows; and some labelled with the process that made them."""
 
 
 class Model(torch.nn.Module):
@@ -130,30 +136,25 @@ class Model(torch.nn.Module):
         return {"loss": (self.layer(x).squeeze(1) - labels).square().mean(), "logits": x}
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_trainer_keeps_its_order_on_our_loader(tmp_path):
+def test_trainer_keeps_its_order_on_our_loader(tmp_path, hugging_face):
     """Same samples in the same order as theirs, for training, evaluation and prediction."""
     transformers = pytest.importorskip("transformers")
-    from spdl_torch.transformers import Trainer, TrainerMixin
 
-    class Ours(TrainerMixin, transformers.Trainer):
+    class Ours(hugging_face.TrainerMixin, transformers.Trainer):
         loader_options: ClassVar = {"seed": 7}
 
     seen = []
-    for kind in (transformers.Trainer, Trainer, Ours):
+    for kind in (transformers.Trainer, hugging_face.Trainer, Ours):
         options = {"per_device_train_batch_size": 4, "num_train_epochs": 2, "seed": 3}
-        quiet = {"report_to": [], "disable_tqdm": True, "use_cpu": True, "save_strategy": "no"}
-        arguments = transformers.TrainingArguments(
-            str(tmp_path), dataloader_num_workers=1, dataloader_pin_memory=False, **options, **quiet
-        )
-        trainer = kind(model=Model(), args=arguments, train_dataset=Points(), eval_dataset=Points())
+        trainer = trainer_of(kind, tmp_path, **options)
+        trainer.eval_dataset = DRAWN
         trainer.train()
         trainer.evaluate()
-        trainer.predict(Points())
+        trainer.predict(DRAWN)
         seen.append(trainer.model.seen)
         if kind is not transformers.Trainer:
             loaders = trainer.get_train_dataloader(), trainer.get_eval_dataloader()
-            for each in (*loaders, trainer.get_test_dataloader(Points())):
+            for each in (*loaders, trainer.get_test_dataloader(DRAWN)):
                 assert type(each.base_dataloader) is DataLoader
                 assert each.base_dataloader.worker_init_fn is None
                 assert each.base_dataloader.seed == (7 if kind is Ours else None)
@@ -162,18 +163,11 @@ def test_trainer_keeps_its_order_on_our_loader(tmp_path):
     assert len(seen[0]) == 2 * 6 + 3 + 3
 
 
-class Whereabouts(Points):
-    """Samples are labelled with the process that made them."""
-
-    def __getitem__(self, index):
-        return {"x": torch.zeros(2), "labels": float(os.getpid())}
-
-
 def test_prepared_loader_keeps_its_workers():
     """With ``persistent_workers``, from loop to loop, as before it was prepared."""
     for persistent_workers in (True, False):
         given = DataLoader(
-            Whereabouts(), batch_size=4, num_workers=1, persistent_workers=persistent_workers
+            PLACES, batch_size=4, num_workers=1, persistent_workers=persistent_workers
         )
         prepared = prepares.Accelerator(cpu=True).prepare(given)
         first, second = ({batch["labels"][0].item() for batch in prepared} for _ in range(2))
@@ -189,7 +183,7 @@ def trainer_of(kind, folder, **options):
     arguments = transformers.TrainingArguments(
         str(folder), dataloader_num_workers=1, dataloader_pin_memory=False, **quiet, **options
     )
-    datasets = {"train_dataset": Points(), "eval_dataset": Whereabouts()}
+    datasets = {"train_dataset": DRAWN, "eval_dataset": PLACES}
     return kind(model=Model(), args=arguments, **datasets)
 
 
@@ -200,16 +194,15 @@ def labels_of(trainer, call):
     return {label for batch in trainer.model.seen for label in batch}
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize(
     ("persistent_workers", "is_option_of_ours"), [(True, True), (True, False), (False, False)]
 )
-def test_trainer_evaluates_with_the_same_workers(tmp_path, persistent_workers, is_option_of_ours):
+def test_trainer_evaluates_with_the_same_workers(
+    tmp_path, hugging_face, persistent_workers, is_option_of_ours
+):
     """From one evaluation to the next, and from one prediction to the next."""
-    pytest.importorskip("transformers")
-    from spdl_torch.transformers import Trainer
 
-    class Ours(Trainer):
+    class Ours(hugging_face.Trainer):
         loader_options: ClassVar = (
             {"persistent_workers": persistent_workers} if is_option_of_ours else {}
         )
@@ -223,46 +216,36 @@ def test_trainer_evaluates_with_the_same_workers(tmp_path, persistent_workers, i
         assert (first == second) is persistent_workers
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_trainer_evaluates_with_the_same_workers_while_it_trains(tmp_path):
+def test_trainer_evaluates_with_the_same_workers_while_it_trains(tmp_path, hugging_face):
     """After every epoch; they are those of a call by itself."""
-    pytest.importorskip("transformers")
-    from spdl_torch.transformers import Trainer
-
     options = {"num_train_epochs": 3, "eval_strategy": "epoch"}
-    trainer = trainer_of(Trainer, tmp_path, dataloader_persistent_workers=True, **options)
+    trainer = trainer_of(
+        hugging_face.Trainer, tmp_path, dataloader_persistent_workers=True, **options
+    )
     seen = labels_of(trainer, trainer.train) - {float(label) for label in range(24)}
     assert len(seen) == 1
     assert labels_of(trainer, trainer.evaluate) == seen
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_trainer_evaluates_the_dataset_that_it_is_given(tmp_path):
+def test_trainer_evaluates_the_dataset_that_it_is_given(tmp_path, hugging_face):
     """However warm the workers of another one are; those of the first name stay."""
-    pytest.importorskip("transformers")
-    from spdl_torch.transformers import Trainer
-
-    trainer = trainer_of(Trainer, tmp_path, dataloader_persistent_workers=True)
-    trainer.eval_dataset = {"here": Whereabouts(), "numbers": Points()}
+    trainer = trainer_of(hugging_face.Trainer, tmp_path, dataloader_persistent_workers=True)
+    trainer.eval_dataset = {"here": PLACES, "numbers": DRAWN}
     numbers = {float(label) for label in range(24)}
     first = labels_of(trainer, lambda: trainer.evaluate(trainer.eval_dataset["here"]))
-    assert labels_of(trainer, lambda: trainer.evaluate(Points())) == numbers
+    assert labels_of(trainer, lambda: trainer.evaluate(DRAWN)) == numbers
     both = labels_of(trainer, trainer.evaluate)
     assert numbers < both
     assert len(both - numbers) == 1
     assert both.isdisjoint(first)
     assert labels_of(trainer, trainer.evaluate) == both
-    trainer.predict(Points())
-    assert labels_of(trainer, lambda: trainer.predict(Whereabouts())).isdisjoint(numbers)
+    trainer.predict(DRAWN)
+    assert labels_of(trainer, lambda: trainer.predict(PLACES)).isdisjoint(numbers)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_trainer_makes_another_loader_where_its_batch_is_another(tmp_path):
+def test_trainer_makes_another_loader_where_its_batch_is_another(tmp_path, hugging_face):
     """And where its ``data_collator`` is."""
-    pytest.importorskip("transformers")
-    from spdl_torch.transformers import Trainer
-
-    trainer = trainer_of(Trainer, tmp_path, dataloader_persistent_workers=True)
+    trainer = trainer_of(hugging_face.Trainer, tmp_path, dataloader_persistent_workers=True)
     first = trainer.get_eval_dataloader()
     assert trainer.get_eval_dataloader() is first
     trainer.args.per_device_eval_batch_size = 3

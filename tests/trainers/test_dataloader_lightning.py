@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 import torch.utils.data as torch_data
-from _datasets import Points
+from _datasets import Made, Points
 from _later import LIGHTNINGS_WARNINGS, later
 from _loader_helpers import DataLoader, assert_threads_end, no_thread_left  # noqa: F401
 
@@ -25,7 +25,7 @@ def fit(loader_class, monkeypatch, *, seed_workers, **options):
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
     monkeypatch.setenv("PL_SEED_WORKERS", "0")
     lightning.seed_everything(7, workers=seed_workers, verbose=False)
-    module = modules.Recorder()
+    module = modules.Diary()
     options = {"batch_size": 3, "num_workers": 2, **options}
     modules.trainer().fit(
         module,
@@ -50,31 +50,26 @@ def test_fit_sees_torchs_samples_when_seeded(persistent_workers, seed_workers, m
 @pytest.mark.parametrize("options", [{}, {"persistent_workers": True}, {"in_order": False}])
 def test_fit_leaves_no_thread_behind(options):
     """Lightning never runs a sized train loader to its end; its teardown ends the threads."""
-    module = modules.Recorder()
+    module = modules.Diary()
     loaders = [DataLoader(Points(9), num_workers=2, **options) for _ in range(2)]
     modules.trainer(limit_val_batches=2).fit(module, *loaders)
-    assert sorted(x for hook, epoch, [x] in module.seen if (hook, epoch) == ("train", 1)) == list(
+    assert sorted(x for hook, epoch, [[x]] in module.seen if (hook, epoch) == ("train", 1)) == list(
         range(9)
     )
     assert_threads_end()
 
 
-class Whereabouts(Points):
-    """Samples are the process that made them."""
-
-    def __getitem__(self, index):
-        return torch.tensor([float(os.getpid())])
+PLACES = Made(lambda _: torch.tensor([float(os.getpid())]), 2)
+"""Samples are the process that made them."""
 
 
 @pytest.mark.parametrize("persistent_workers", [True, False])
 def test_validation_keeps_its_workers(persistent_workers):
     """From epoch to epoch of a fit, the check before the first one included."""
-    module = modules.Recorder()
+    module = modules.Diary()
     options = {"num_workers": 1, "persistent_workers": persistent_workers}
-    modules.trainer(max_epochs=3).fit(
-        module, DataLoader(Points(4)), DataLoader(Whereabouts(2), **options)
-    )
-    places = [place for hook, _, [place] in module.seen if hook == "val"]
+    modules.trainer(max_epochs=3).fit(module, DataLoader(Points(4)), DataLoader(PLACES, **options))
+    places = [place for hook, _, [[place]] in module.seen if hook == "val"]
     assert len(places) == (1 + 3) * 2
     assert os.getpid() not in places
     assert len(set(places)) == (1 if persistent_workers else 4)
@@ -85,18 +80,25 @@ def test_fabrics_loader_keeps_its_workers(persistent_workers):
     """Around ours; from loop to loop."""
     fabric = lightning.Fabric(accelerator="cpu", devices=1)
     options = {"num_workers": 1, "persistent_workers": persistent_workers}
-    prepared = fabric.setup_dataloaders(DataLoader(Whereabouts(2), **options))
+    prepared = fabric.setup_dataloaders(DataLoader(PLACES, **options))
     first, second = ({place.item() for place in prepared} for _ in range(2))
     assert os.getpid() not in first
     assert (first == second) is persistent_workers
 
 
-def test_predict_rebuilds_the_loader_with_its_class_and_options():
-    """Lightning wraps the batch sampler for predict; nothing of ours is lost on the way."""
-    engine = modules.trainer()
+@pytest.mark.parametrize("is_made_in_a_hook", [False, True])
+def test_predict_rebuilds_the_loader_with_its_class_and_options(is_made_in_a_hook):
+    """Lightning wraps the batch sampler for predict, and replays the recorded arguments of loaders
+    that were made in a hook; nothing of ours is lost on the way."""
     loader = DataLoader(Points(7), batch_size=2, num_workers=2, stats=False)
-    predictions = engine.predict(modules.Recorder(), loader)
-    assert torch.cat(predictions).flatten().tolist() == list(range(7))
+
+    class WithLoader(modules.Diary):
+        def predict_dataloader(self):
+            return DataLoader(Points(7), batch_size=2, num_workers=2, stats=False)
+
+    engine = modules.trainer()
+    given = [WithLoader()] if is_made_in_a_hook else [modules.Diary(), loader]
+    assert torch.cat(engine.predict(*given)).flatten().tolist() == list(range(7))
     rebuilt = engine.predict_dataloaders
     assert rebuilt is not loader
     assert type(rebuilt) is DataLoader
@@ -105,29 +107,14 @@ def test_predict_rebuilds_the_loader_with_its_class_and_options():
     assert (rebuilt.device, rebuilt.isolation, rebuilt.on_error) == (None, "auto", "raise")
 
 
-def test_predict_rebuilds_a_loader_made_in_a_hook():
-    """Inside *_dataloader hooks Lightning replays the recorded constructor arguments."""
-
-    class WithLoader(modules.Recorder):
-        """Builds its own loader, as most modules do."""
-
-        def predict_dataloader(self):
-            return DataLoader(Points(5), batch_size=2, num_workers=1, stats=False)
-
-    engine = modules.trainer()
-    predictions = engine.predict(WithLoader())
-    assert [batch.flatten().tolist() for batch in predictions] == [[0, 1], [2, 3], [4]]
-    assert type(engine.predict_dataloaders) is DataLoader
-    assert engine.predict_dataloaders.stats is False
-
-
 def test_overfit_batches_turns_shuffling_off():
     """overfit_batches rebuilds the loader around a SequentialSampler."""
-    module = modules.Recorder()
+    module = modules.Diary()
     loader = DataLoader(Points(9), batch_size=2, shuffle=True, num_workers=2)
     with pytest.warns(UserWarning, match="(?s)overfit.*shuffling"):
         modules.trainer(overfit_batches=2).fit(module, loader, DataLoader(Points(2)))
-    assert [batch for hook, _, batch in module.seen if hook == "train"] == [[0, 1], [2, 3]] * 2
+    trained = [batch for hook, _, batch in module.seen if hook == "train"]
+    assert trained == [[[0], [1]], [[2], [3]]] * 2
 
 
 def streamed_points(length):
@@ -144,7 +131,7 @@ def test_fit_sees_every_item_when_the_dataset_is_a_pipeline(wrap):
     loaders = [streamed_points(14), streamed_points(5)]
     if wrap is not None:
         loaders = [wrap(loader, batch_size=None) for loader in loaders]
-    module = modules.Recorder()
+    module = modules.Diary()
     modules.trainer().fit(module, *loaders)
     points = {length: [float(n) for n in range(length)] for length in (5, 14)}
     for epoch in (0, 1):
@@ -152,7 +139,7 @@ def test_fit_sees_every_item_when_the_dataset_is_a_pipeline(wrap):
             seen = [points for w, e, points in module.seen if (w, e) == (what, epoch)]
             if what == "val" and epoch == 0:
                 seen = seen[-2:]  # behind the sanity check's
-            assert [p for points in seen for p in points] == points[length]
-    cut = modules.Recorder()
+            assert [p for points in seen for [p] in points] == points[length]
+    cut = modules.Diary()
     modules.trainer(max_epochs=1, limit_train_batches=2, limit_val_batches=0).fit(cut, *loaders)
-    assert [seen[2] for seen in cut.seen] == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+    assert [seen[2] for seen in cut.seen] == [[[0], [1], [2]], [[3], [4], [5]]]

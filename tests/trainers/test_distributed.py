@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -14,7 +15,7 @@ import _warm
 import pytest
 import torch.utils.data as torch_data
 from _folders import HELPERS
-from _ranks import BATCH_SIZE, GLOBAL_BATCH, NUM_EPOCHS, NUM_SAMPLES, NUM_STEPS, TAILS
+from _ranks import GLOBAL_BATCH, NUM_EPOCHS, NUM_SAMPLES, NUM_STEPS, TAILS
 
 from spdl_torch import DataLoader
 from spdl_torch.loader.sampling.distributed_sampler import DistributedSampler
@@ -85,9 +86,6 @@ def order_of(length, epoch=0):
     return list(sampler)
 
 
-# -- torchrun --------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     """What every rank of 3 saw."""
@@ -143,9 +141,6 @@ def test_evaluation_is_exact_when_ranks_must_make_equal_steps(ranks):
     assert [seen["evaluated"] for seen in ranks] == [[sum(data), len(data)]] * len(ranks)
 
 
-# -- restarts --------------------------------------------------------------------------------------
-
-
 def test_training_goes_on_when_a_rank_was_killed(tmp_path):
     """4 ranks stop after 2 steps."""
     run_ranks(4, PROGRAM, "train", tmp_path, 2, -1)
@@ -174,115 +169,94 @@ def in_turns(batches):
     return [*itertools.chain(*zip(*batches, strict=True))]
 
 
-# -- Lightning -------------------------------------------------------------------------------------
+TRAINERS = {  # what starts the ranks, what they import, and how many samples they have
+    "lightning": (["lightning"], NUM_SAMPLES),  # which starts the second rank itself
+    "fabric": (["lightning"], NUM_SAMPLES),
+    "accelerate": (["accelerate"], NUM_SAMPLES + 2),
+    "ray": (["ray.train"], NUM_SAMPLES),
+}
 
 
 @pytest.fixture(scope="module")
-def lightning_ranks(tmp_path_factory):
-    """What two ranks of strategy="ddp" saw; Lightning starts the second one itself."""
-    pytest.importorskip("lightning")
-    folder = tmp_path_factory.mktemp("lightning")
-    run(PROGRAM, "lightning", folder, preload=["lightning"])
-    return seen_by_ranks(folder, 2)
+def seen_under(tmp_path_factory):
+    """What the two ranks of a trainer saw; each has run once for all tests."""
+
+    @functools.cache
+    def seen(trainer):
+        (library,), _ = TRAINERS[trainer]
+        pytest.importorskip(library)
+        folder = tmp_path_factory.mktemp(trainer)
+        if trainer in ("lightning", "ray"):
+            preload = ["lightning"] if trainer == "lightning" else []
+            run(PROGRAM, trainer, folder, preload=preload, RAY_USAGE_STATS_ENABLED="0")
+        else:
+            run_ranks(2, PROGRAM, trainer, folder, preload=[library])
+        return seen_by_ranks(folder, 2)
+
+    return seen
+
+
+SHARED = {
+    "lightning": ("plain", "torch's sampler", "our sampler", "bare pipeline", "pipeline"),
+    "fabric": ("plain", "our sampler", "pipeline"),
+    "accelerate": ("plain", "torch's sampler", "our sampler", "pipeline", "stream"),
+    "ray": ("plain", "our sampler", "prepared", "bare pipeline", "by Ray itself"),
+}
 
 
 @pytest.mark.parametrize(
-    "loader", ["injected", "torch's sampler", "our sampler", "pipeline", "pipeline in a loader"]
+    ("trainer", "loader"), [(trainer, each) for trainer, made in SHARED.items() for each in made]
 )
-def test_lightning_shares_out_once(lightning_ranks, loader):
-    """Its own sampler where there is none, and nothing where each rank has its part already."""
-    epochs = [f"{loader} {epoch}" for epoch in range(NUM_EPOCHS)]
-    for key in epochs:
-        assert together(lightning_ranks, key) == [*range(NUM_SAMPLES)]
-        assert {len(seen[key]) for seen in lightning_ranks} == {-(-NUM_SAMPLES // 2 // BATCH_SIZE)}
-    if "pipeline" not in loader:
-        assert lightning_ranks[0][epochs[0]] != lightning_ranks[0][epochs[1]], "no set_epoch"
-    if "our" in loader:
-        for epoch, key in enumerate(epochs):
-            for rank, seen in enumerate(lightning_ranks):
-                assert indices_of(seen[key]) == order_of(NUM_SAMPLES, epoch)[rank::2]
+def test_trainer_shares_out_once(seen_under, trainer, loader):
+    """By its own rules what nobody has shared out yet, and nothing else, in each epoch in another
+    order. The loader stays ours, on threads too, unless Ray itself prepares one without a sampler
+    of ranks."""
+    ranks, (_, length) = seen_under(trainer), TRAINERS[trainer]
+    for epoch in range(NUM_EPOCHS):
+        assert together(ranks, f"{loader} {epoch}") == [*range(length)]
+    for rank, seen in enumerate(ranks):
+        is_torchs = loader == "by Ray itself"
+        theirs = "torch.utils.data.dataloader" if is_torchs else "spdl_torch.loader.dataloader"
+        if "bare" not in loader:
+            assert seen[f"{loader} class"] == theirs
+        if "pipeline" not in loader and loader != "stream":
+            assert seen[f"{loader} 0"] != seen[f"{loader} 1"], "no other order in epoch 1"
+        if is_torchs:
+            assert seen[f"{loader} 0"] == seen["plain 0"], "another order than ours"
+        if trainer == "lightning":
+            assert {len(seen[f"{loader} {epoch}"]) for epoch in range(NUM_EPOCHS)} == {4}
+            if "our" in loader:
+                for epoch in range(NUM_EPOCHS):
+                    part = order_of(NUM_SAMPLES, epoch)[rank::2]
+                    assert indices_of(seen[f"{loader} {epoch}"]) == part
 
 
-def test_lightning_ranks_share_one_cache_in_memory(lightning_ranks):
+def test_lightning_ranks_share_one_cache_in_memory(seen_under):
     """Made before Lightning starts the second rank, and made later."""
-    first, second = (seen["caches"] for seen in lightning_ranks)
+    first, second = (seen["caches"] for seen in seen_under("lightning"))
     assert first == second
     assert len(set(first)) == 2
 
 
-def test_lightning_keeps_our_loader(lightning_ranks):
-    """The copy that it makes to put its sampler in loads on threads too."""
-    assert lightning_ranks[0]["classes"] == ["spdl_torch.loader.dataloader"]
-
-
-@pytest.mark.parametrize(
-    ("key", "length"),
-    [
-        ("validation 0", NUM_SAMPLES),
-        ("prediction 0", NUM_SAMPLES - 1),
-        ("prediction 1", NUM_SAMPLES - 1),
-    ],
-)
-def test_lightning_evaluates_each_sample_once(lightning_ranks, key, length):
-    """Our sampler in validation and prediction, and Lightning's own in prediction."""
-    assert together(lightning_ranks, key) == [*range(length)]
-
-
-# -- Accelerate and Ray Train ----------------------------------------------------------------------
-
-
-def test_fabric_shares_out_once(tmp_path):
-    """Its own sampler where there is none, and nothing where each rank has its part already."""
-    pytest.importorskip("lightning")
-    run_ranks(2, PROGRAM, "fabric", tmp_path, preload=["lightning"])
-    ranks = seen_by_ranks(tmp_path, 2)
-    for loader in ("plain", "our sampler", "pipeline"):
-        for epoch in range(NUM_EPOCHS):
-            assert together(ranks, f"{loader} {epoch}") == [*range(NUM_SAMPLES)]
-        for seen in ranks:
-            assert seen[f"{loader} class"] == "spdl_torch.loader.dataloader"
-            if loader != "pipeline":
-                assert seen[f"{loader} 0"] != seen[f"{loader} 1"], "no other order in epoch 1"
-
-
-@pytest.fixture(scope="module")
-def accelerate_ranks(tmp_path_factory):
-    """What two ranks of Accelerate saw."""
-    pytest.importorskip("accelerate")
-    folder = tmp_path_factory.mktemp("accelerate")
-    run_ranks(2, PROGRAM, "accelerate", folder, preload=["accelerate"])
-    return seen_by_ranks(folder, 2)
-
-
-@pytest.mark.parametrize(
-    "loader", ["plain", "torch's sampler", "our sampler", "pipeline", "stream"]
-)
-def test_accelerate_shares_out_once(accelerate_ranks, loader):
-    """By its own rules what nobody has shared out yet, and nothing else; on our threads."""
-    for epoch in range(NUM_EPOCHS):
-        assert together(accelerate_ranks, f"{loader} {epoch}") == [*range(NUM_SAMPLES + 2)]
-    for seen in accelerate_ranks:
-        assert seen[f"{loader} class"] == "spdl_torch.loader.dataloader"
-        if loader in ("plain", "torch's sampler", "our sampler"):
-            assert seen[f"{loader} 0"] != seen[f"{loader} 1"], "no other order in epoch 1"
-    assert accelerate_ranks[0][f"{loader} stages"] > 0, "no figures"
-
-
-def test_accelerate_shares_out_what_it_prepares_itself(accelerate_ranks):
-    """Without our function the samples are right; only the threads and our options are lost."""
-    assert together(accelerate_ranks, "by Accelerate itself") == [*range(NUM_SAMPLES + 2)]
-
-
-def test_gather_for_metrics_is_exact_when_accelerate_shares_out(accelerate_ranks):
-    """It knows what it padded."""
-    for seen in accelerate_ranks:
+def test_each_sample_is_evaluated_once(seen_under):
+    """Our sampler in validation and prediction, Lightning's own in prediction; Accelerate knows
+    what it padded."""
+    ranks = seen_under("lightning")
+    assert together(ranks, "validation 0") == [*range(NUM_SAMPLES)]
+    for number in (0, 1):
+        assert together(ranks, f"prediction {number}") == [*range(NUM_SAMPLES - 1)]
+    for seen in seen_under("accelerate"):
         assert indices_of(seen["evaluated"]) == [*range(NUM_SAMPLES + 1)]
 
 
-def test_accelerate_goes_on_with_the_samplers_state(accelerate_ranks):
-    """In an epoch that is not the first, without a batch twice."""
-    for seen in accelerate_ranks:
+def test_accelerate_goes_on_with_the_samplers_state(seen_under):
+    """In an epoch that is not the first, without a batch twice. Without our function the samples of
+    a loader are right, too; only the threads and our options are lost."""
+    ranks = seen_under("accelerate")
+    for seen in ranks:
         assert seen["resumed"] == seen["our sampler 1"]
+        assert seen["figures"] > 0
+    assert together(ranks, "by Accelerate itself") == [*range(NUM_SAMPLES + 2)]
 
 
 def test_loader_that_is_prepared_is_refused():
@@ -298,33 +272,3 @@ def test_loader_that_is_prepared_is_refused():
     for given in (loader, torch_data.DataLoader(range(4))):
         with pytest.raises(TypeError, match=r"must be a spdl_torch\.DataLoader that was not"):
             prepare_data_loader(accelerator, given)
-
-
-@pytest.fixture(scope="module")
-def ray_ranks(tmp_path_factory):
-    """What two workers of a TorchTrainer saw."""
-    pytest.importorskip("ray.train")
-    folder = tmp_path_factory.mktemp("ray")
-    run(PROGRAM, "ray", folder, RAY_USAGE_STATS_ENABLED="0")
-    return seen_by_ranks(folder, 2)
-
-
-@pytest.mark.parametrize("loader", ["our sampler", "prepared", "pipeline"])
-def test_ray_shares_out_once(ray_ranks, loader):
-    """Workers know their rank from the process group; ``prepare_data_loader`` adds no sampler."""
-    for epoch in range(NUM_EPOCHS):
-        assert together(ray_ranks, f"{loader} {epoch}") == [*range(NUM_SAMPLES)]
-    if loader != "pipeline":
-        assert ray_ranks[0][f"{loader} 0"] != ray_ranks[0][f"{loader} 1"]
-        assert ray_ranks[0]["prepared class"] == "spdl_torch.loader.dataloader"
-
-
-def test_ray_shares_out_what_it_prepares_itself(ray_ranks):
-    """A loader without a sampler of ranks becomes torch's with Ray's own function, and stays ours
-    with ours; the samples are the same."""
-    assert together(ray_ranks, "by Ray itself") == [*range(NUM_SAMPLES)]
-    assert ray_ranks[0]["by Ray itself class"] == "torch.utils.data.dataloader"
-    for epoch in range(NUM_EPOCHS):
-        assert together(ray_ranks, f"kept {epoch}") == [*range(NUM_SAMPLES)]
-    assert ray_ranks[0]["kept 0"] == ray_ranks[0]["by Ray itself"] != ray_ranks[0]["kept 1"]
-    assert ray_ranks[0]["kept class"] == "spdl_torch.loader.dataloader"

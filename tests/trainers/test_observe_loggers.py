@@ -185,9 +185,6 @@ def test_errors_name_what_was_expected():
     assert watchers_of(source) == ()
 
 
-# -- services, in the forms that need none ---------------------------------------------------------
-
-
 def wandb_history(path):
     """Lines of a ``.wandb`` file: a 7-byte header, then records of protocol buffers in blocks of
     32 KiB, in the log format of LevelDB; a record may go over several blocks.

@@ -1,20 +1,27 @@
-"""Resuming inside Lightning: every batch of every epoch is trained on once, whatever was saved."""
+"""Lightning's checkpoints, of every kind and saved in every hook: what is trained after one is what
+would have been trained without it."""
 
 from __future__ import annotations
 
 import functools
-import warnings
 from contextlib import nullcontext
+from datetime import timedelta
 from functools import partial
 
 import pytest
 import torch
-from _datasets import ShuffledSource
+from _datasets import Made, ShuffledSource
 from _later import LIGHTNINGS_WARNINGS, later
 from _loader_helpers import DataLoader
-from torch.utils.data import Dataset, IterableDataset, RandomSampler
+from torch.utils.data import (
+    DataLoader as TorchLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+)
 
 from spdl_torch import PipelineDataset
+from spdl_torch.data.sources import ListSource
 from spdl_torch.loader.checkpoint import user_state
 from spdl_torch.pipeline import PipelineBuilder
 
@@ -25,69 +32,33 @@ _, modules, callbacks, utilities, ours = later(
 
 pytestmark = LIGHTNINGS_WARNINGS
 
-NUM_EPOCHS = 3
+LENGTH = 8
+"""Three batches of three, the last of which is smaller: an epoch, of which a training has three."""
+OURS = partial(DataLoader, seed=1)
 
 
-class Pairs(Dataset):
-    """Sample i is the number i and what it drew; loaded on threads."""
+def pair(index):
+    """A sample: its number and what it drew."""
+    return torch.tensor([float(index), torch.rand(()).item()])
 
-    thread_safe = True
 
-    def __init__(self, length=10):
-        self.length = length
-
-    def __len__(self):
-        return self.length
-
-    def __getitem__(self, index):
-        return torch.tensor([float(index), torch.rand(()).item()])
+def pairs(length):
+    """Loaded on threads."""
+    dataset = Made(pair, length)
+    dataset.thread_safe = True
+    return dataset
 
 
 class PairStream(IterableDataset):
-    """The same without a length; loaded in processes."""
+    """The same without a length."""
+
+    thread_safe = True
+
+    def __init__(self, length, sample):
+        self.length, self.sample = length, sample
 
     def __iter__(self):
-        for index in range(10):
-            yield torch.tensor([float(index), torch.rand(()).item()])
-
-
-def shuffled(length, num_workers, *, drop_last=True):
-    """Batches of three; if all are full, whoever draws them need not ask the sampler for its
-    end."""
-    generator = torch.Generator().manual_seed(4)
-    options = {"shuffle": True, "generator": generator, "seed": 1, "drop_last": drop_last}
-    return DataLoader(Pairs(length), 3, num_workers=num_workers, **options)
-
-
-def replacing(num_workers):
-    """Draws 32 indices at a time, as many as an epoch of four batches has."""
-    generator = torch.Generator().manual_seed(4)
-    sampler = RandomSampler(Pairs(), True, 96, generator)
-    return DataLoader(Pairs(), 8, sampler=sampler, num_workers=num_workers, seed=1)
-
-
-def piped(length, num_workers):
-    """A PipelineDataset by itself."""
-
-    def batch_of(numbers):
-        return torch.tensor([[float(n), 0.5] for n in numbers])
-
-    builder = PipelineBuilder().add_source(ShuffledSource(length)).aggregate(3)
-    return PipelineDataset(
-        builder.pipe(batch_of, concurrency=num_workers + 1, output_order="input").add_sink()
-    )
-
-
-def unsized(num_workers, batch_size=3):
-    return DataLoader(PairStream(), batch_size=batch_size, seed=1, num_workers=num_workers)
-
-
-# Epochs of four batches,
-sized, even = partial(shuffled, 10, drop_last=False), partial(shuffled, 12)
-dropping, pipeline = partial(shuffled, 13), partial(piped, 10)
-# and of more.
-longer, longer_pipeline = partial(shuffled, 20), partial(piped, 20)
-longer_stream = partial(unsized, batch_size=2)
+        return map(self.sample, range(self.length))
 
 
 class Kept(IterableDataset):
@@ -97,7 +68,7 @@ class Kept(IterableDataset):
         self.index = 0
 
     def __iter__(self):
-        while self.index < 10:
+        while self.index < LENGTH:
             self.index += 1
             yield torch.tensor([float(self.index), 0.5])
         self.index = 0
@@ -109,181 +80,288 @@ class Kept(IterableDataset):
         self.index = state["index"]
 
 
+def plain(num_workers, loader=OURS):
+    return loader(pairs(LENGTH), 3, num_workers=num_workers)
+
+
+def shuffled(num_workers, length=11, *, drop_last=True):
+    """If all batches are full, whoever draws them need not ask the sampler for its end."""
+    generator = torch.Generator().manual_seed(4)
+    options = {"shuffle": True, "generator": generator, "drop_last": drop_last}
+    return OURS(pairs(length), 3, num_workers=num_workers, **options)
+
+
+def replacing(num_workers):
+    """Draws 32 indices at a time, more than an epoch has."""
+    sampler = RandomSampler(pairs(10), True, 96, torch.Generator().manual_seed(4))
+    return OURS(pairs(10), 3, sampler=sampler, num_workers=num_workers)
+
+
+def divided(num_workers):
+    """Its order is that of the epoch, which Lightning names."""
+    sampler = DistributedSampler(range(LENGTH), num_replicas=1, rank=0)
+    return OURS(pairs(LENGTH), 3, sampler=sampler, num_workers=num_workers)
+
+
+def unsized(num_workers, loader=OURS, length=LENGTH, sample=pair):
+    return loader(PairStream(length, sample), 3, num_workers=num_workers)
+
+
+def undrawn(index):
+    return torch.tensor([float(index), 0.5])
+
+
+def pipeline(num_workers, length=LENGTH, source=ShuffledSource):
+    """A PipelineDataset by itself."""
+
+    def batch_of(numbers):
+        return torch.stack([undrawn(number) for number in numbers])
+
+    builder = PipelineBuilder().add_source(source(length)).aggregate(3)
+    builder.pipe(batch_of, concurrency=num_workers + 1, output_order="input")
+    return PipelineDataset(builder.add_sink())
+
+
+def piped(num_workers):
+    """One in a loader; another source, whose passes differ, too."""
+    dataset = pipeline(0, source=lambda length: ListSource(range(length)).shuffle(1))
+    dataset.thread_safe = True
+    return DataLoader(dataset, batch_size=None, num_workers=num_workers)
+
+
 def stateful(num_workers, batch_size=3):
     return DataLoader(Kept(), batch_size=batch_size, num_workers=num_workers)
 
 
+def several(mode, short, lengths, num_workers):
+    """Loaders of two lengths."""
+    loaders = [short(num_workers, lengths[0]), shuffled(num_workers, lengths[1])]
+    return utilities.CombinedLoader(loaders, mode)
+
+
+sized = partial(shuffled, length=LENGTH, drop_last=False)
+even = partial(shuffled, length=9)
+longer, longer_stream = partial(shuffled, length=15), partial(unsized, length=15)
+longer_pipeline = partial(pipeline, length=15)
+
+EPOCHS = {"max_epochs": 3}
+STEPS = {"max_epochs": -1, "max_steps": 9}
+AFTER, WITHIN = {"check_val_every_n_epoch": 1}, {"val_check_interval": 2}
+"""What bounds a training, and where it is validated, if it is."""
+
+
 def fit(
     loader,
-    folder,
+    saving=(),
     *,
-    touches_estimate=False,
     checkpoint=None,
-    is_kept=True,
     saved=None,
     fails_after=None,
-    validates=False,
-    every=1,
+    held_out=None,
+    touches_estimate=False,
     **options,
 ):
-    """Train, and validate on the same loader if it ``validates``; the diary.
-
-    The first run leaves a checkpoint behind ``every`` so many steps and every epoch, if it
-    ``is_kept``, and one that is ``saved`` when it is over.
-    """
-    added = [
-        ours.PipelineStatsMonitor(db_path=folder / "run.db"),
-        modules.EndsByAnError(fails_after),
-    ]
-    is_kept = is_kept and checkpoint is None
-    if is_kept:
-        steps, epochs = folder / "steps", folder / "epochs"
-        added += [
-            callbacks.ModelCheckpoint(steps, "{step}", save_top_k=-1, every_n_train_steps=every),
-            callbacks.ModelCheckpoint(
-                epochs, "{epoch}", save_top_k=-1, save_on_train_epoch_end=True
-            ),
-        ]
-    options = {"max_epochs": NUM_EPOCHS, **options}
-    trainer = modules.trainer(enable_checkpointing=is_kept, callbacks=added, **options)
-    model = (modules.ValidatedDiary if validates else modules.Diary)(touches_estimate)
+    """Train; return the batches that the model has seen, each with its epoch. A checkpoint may be
+    ``saved`` when it is over."""
+    if held_out is None and options.keys() & {*AFTER, *WITHIN}:
+        held_out = TorchLoader(torch.zeros(6, 2), 3)
+    trainer = modules.trainer(
+        **{"num_sanity_val_steps": 0, **EPOCHS, **options},
+        enable_checkpointing=any(isinstance(each, callbacks.ModelCheckpoint) for each in saving),
+        callbacks=[*saving, modules.EndsByAnError(fails_after)],
+    )
+    model = modules.Diary(touches_estimate)
     with nullcontext() if fails_after is None else pytest.raises(OSError, match="no room"):
-        held_out = loader if validates else None
         trainer.fit(model, loader, held_out, ckpt_path=checkpoint, **modules.SAFELY)
     if saved is not None:
         trainer.save_checkpoint(saved)
-    return model.seen
+    return [(epoch, batch) for hook, epoch, batch in model.seen if hook == "train"]
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    """What a training of a kind of loader sees from beginning to end, whatever its workers: made
-    once for all tests that go on within it."""
-    return functools.cache(
-        lambda make: fit(make(1), tmp_path_factory.mktemp("whole"), is_kept=False)
-    )
+def undisturbed():
+    """What a training of a kind of loader sees, whatever its workers: made once for all tests."""
+    return functools.cache(lambda make: fit(make(1)))
 
 
-EPOCHS, STEPS = {}, {"max_epochs": -1, "max_steps": 4 * NUM_EPOCHS}
-"""What bounds a training."""
+def assert_rest_is_trained(whole, saved, make, options):
+    """By trainings that begin with each checkpoint, saved after so many batches."""
+    assert len(whole) == 9
+    assert saved
+    for path, num_trained in saved:
+        seen = fit(make(), checkpoint=path, **options)
+        rest = whole[num_trained:]
+        assert [batch for _, batch in seen] == [batch for _, batch in rest], path.name
+        # Counting steps, without a length, Lightning does not know that an epoch was over.
+        knows = "epoch_end" not in path.name and path.parent.name != "epochs"
+        if knows or "max_steps" not in options:
+            assert seen == rest, path.name
 
 
-def test_checkpoint_of_a_pipeline_resumes_at_the_next_batch(tmp_path):
-    """Within an epoch, behind its last step and behind the epoch, also where Lightning forgets to
-    load the loaders' states: what was trained before and after are the undisturbed run."""
-    assert_exact(tmp_path, pipeline, True, 1, steps=[4, 5], epochs=[1])
+ESTIMATE = {"touches_estimate": True}
+WAYS = [
+    (plain, 0, EPOCHS | WITHIN),
+    (sized, 2, EPOCHS | AFTER | ESTIMATE),
+    (partial(unsized, sample=undrawn), 1, STEPS | AFTER),
+    (plain, 2, STEPS | ESTIMATE),
+    (even, 0, STEPS | WITHIN),
+    (unsized, 0, EPOCHS | ESTIMATE),
+    (piped, 0, EPOCHS | AFTER),
+    (piped, 1, STEPS | WITHIN),
+    (divided, 2, EPOCHS),
+]
+PLACES = [[2, 3, 4], [3, 4, 2], [4, 2, 3]]
+"""Within an epoch, at its end, and behind the next one's first batch; each comes first."""
 
 
 @pytest.mark.parametrize(
-    ("make", "options", "touches_estimate", "num_workers", "limit"),
+    ("make", "num_workers", "options", "places"),
+    [(*way, PLACES[number % 3]) for number, way in enumerate(WAYS)],
+)
+def test_checkpoint_of_any_hook_resumes_at_the_next_batch(
+    tmp_path, make, num_workers, options, places
+):
+    """Also within a step, which Lightning makes again. No callback of ours is given to it."""
+    saving = modules.SavesInHooks(tmp_path, places)
+    whole = fit(make(num_workers), [saving], **options)
+    assert_rest_is_trained(whole, saving.saved, lambda: make(num_workers), options)
+
+
+LIMIT = {"limit_train_batches": 3}
+
+
+@pytest.mark.parametrize(
+    ("make", "num_workers", "options"),
     [
-        # Nobody asks for the end: Lightning stops at len().
-        (even, STEPS, True, 0, {}),
-        (dropping, EPOCHS, False, 1, {}),
+        (pipeline, 1, EPOCHS | ESTIMATE),
+        (shuffled, 1, EPOCHS),
         # Lightning ends early: what an epoch leaves is not what the next one trains on, and an
         # index that nobody had drawn costs the generator nothing.
-        (replacing, STEPS, True, 1, {"limit_train_batches": 4}),
-        (longer, EPOCHS, False, 1, {"limit_train_batches": 4}),
-        (longer_stream, STEPS, False, 0, {"limit_train_batches": 4}),
-        (longer_pipeline, EPOCHS, True, 0, {"limit_train_batches": 4}),
+        (replacing, 1, STEPS | LIMIT | ESTIMATE),
+        (longer, 1, EPOCHS | LIMIT),
+        (longer_stream, 0, STEPS | LIMIT),
+        (longer_pipeline, 0, EPOCHS | LIMIT | ESTIMATE),
+        # Of two loaders one that is over does not begin another epoch, unless the mode has it
+        # cycle, and where both are over it does so once.
+        (partial(several, "min_size", pipeline, (9, 15)), 1, EPOCHS),
+        (partial(several, "max_size", shuffled, (6, 9)), 1, EPOCHS),
+        (partial(several, "max_size_cycle", pipeline, (6, 9)), 0, EPOCHS),
     ],
 )
-def test_later_epochs_are_whole_and_have_their_order(
-    tmp_path, make, options, touches_estimate, num_workers, limit
+def test_later_epochs_are_whole_and_have_their_order(tmp_path, make, num_workers, options):
+    """Wherever an epoch ends, and beside the callback of ours that logs and records."""
+    kinds = "on_train_batch_end", "on_train_epoch_end"
+    monitor = ours.PipelineStatsMonitor(db_path=tmp_path / "run.db")
+    saving = modules.SavesInHooks(tmp_path, PLACES[0], kinds)
+    whole = fit(make(num_workers), [monitor, saving], logger=False, **options)
+    assert_rest_is_trained(whole, saving.saved, lambda: make(num_workers), options)
+
+
+@pytest.mark.parametrize(("make", "num_workers", "options"), [*WAYS[:3], WAYS[6]])
+def test_checkpoint_of_any_kind_resumes_at_the_next_batch(tmp_path, make, num_workers, options):
+    """Every few steps, epochs or seconds, before and after a validation, and the last one."""
+
+    def kind(name, **when):
+        folder = tmp_path / name
+        return callbacks.ModelCheckpoint(folder, "{step}-{epoch}", save_top_k=-1, **when)
+
+    kinds = [
+        kind("steps", every_n_train_steps=3),
+        kind("last", every_n_train_steps=4, save_last=True),
+        kind("epochs", every_n_epochs=1, save_on_train_epoch_end=True),
+        kind("after", every_n_epochs=1, save_on_train_epoch_end=False, mode="max"),
+        kind("seconds", train_time_interval=timedelta(0)),
+    ]
+    whole = fit(make(num_workers), kinds, **options)
+    saved = [(path, step_of(path)) for path in sorted(tmp_path.rglob("*.ckpt"))]
+    saved = [(path, step) for path, step in saved if 3 <= step <= 5 or path.stem == "last"]
+    assert {str(path.parent) for path, _ in saved} == {each.dirpath for each in kinds}
+    assert_rest_is_trained(whole, saved, lambda: make(num_workers), options)
+
+
+def step_of(path):
+    return torch.load(path, weights_only=False)["global_step"]
+
+
+@pytest.mark.parametrize(("make", "num_workers"), [(plain, 2), (unsized, 0)])
+@pytest.mark.parametrize("when", ["every_n_train_steps", "every_n_epochs"])
+def test_what_follows_an_epochs_last_step_is_what_torchs_loader_trains(
+    tmp_path, when, make, num_workers
 ):
-    """Wherever an epoch ends."""
-    options = {"steps": [3, 4], "epochs": [0], **options, **limit}
-    assert_exact(tmp_path, make, touches_estimate, num_workers, **options)
+    """Each with a checkpoint of its own, saved after as many steps as an epoch has, or after it."""
+    every = {"every_n_train_steps": 3, "every_n_epochs": 1}[when]
+    seen = []
+    for name, loader in (("theirs", TorchLoader), ("ours", OURS)):
+        saving = callbacks.ModelCheckpoint(
+            tmp_path / name, "{step}", **{when: every}, save_top_k=-1
+        )
+        fit(make(num_workers, loader), [saving], max_epochs=2)
+        for step in (3, 6):
+            checkpoint = tmp_path / name / f"step={step}.ckpt"
+            trained = fit(make(num_workers, loader), checkpoint=checkpoint)
+            seen.append([(epoch, [number for number, _ in batch]) for epoch, batch in trained])
+    assert seen[:2] == seen[2:]
+    assert [len(each) for each in seen] == [6, 3, 6, 3]
 
 
-LENGTHS = {"min_size": (12, 20), "max_size": (9, 12), "max_size_cycle": (9, 12)}
+def test_trainer_gets_its_callback_once(tmp_path):
+    """However many loaders, epochs and calls of ``fit`` there are, and none for torch's loader."""
+    trainer = modules.trainer(default_root_dir=tmp_path)
+    before = len(trainer.callbacks)
+    trainer.fit(modules.Diary(), plain(0, TorchLoader))
+    assert len(trainer.callbacks) == before
+    for _ in range(2):
+        trainer.fit(modules.Diary(), [plain(0), shuffled(0)])
+    assert len(trainer.callbacks) == before + 1
 
 
+@pytest.mark.filterwarnings("ignore:DataLoader.state_dict. nobody had asked")
 @pytest.mark.parametrize(
-    ("mode", "short", "num_workers"),
-    [("min_size", piped, 1), ("max_size", shuffled, 1), ("max_size_cycle", piped, 0)],
-)
-def test_loaders_of_several_lengths_resume(tmp_path, mode, short, num_workers):
-    """One that is over where the epoch is not does not begin another, unless the mode has it
-    cycle, and where both are over it does so once."""
-
-    lengths = LENGTHS[mode]
-
-    def several(num_workers):
-        pair = [short(lengths[0], num_workers), shuffled(lengths[1], num_workers)]
-        return utilities.CombinedLoader(pair, mode)
-
-    assert_exact(tmp_path, several, False, num_workers, steps=[2, 7], epochs=[0])
-
-
-@pytest.mark.parametrize(
-    ("make", "is_kept", "num_workers"),
-    [(sized, True, 1), (unsized, False, 1), (pipeline, True, 0), (stateful, False, 0)],
+    ("make", "num_workers"), [(sized, 1), (unsized, 1), (pipeline, 0), (stateful, 0)]
 )
 def test_checkpoint_of_a_training_that_is_over_resumes_at_the_next_batch(
-    tmp_path, make, is_kept, num_workers, undisturbed
+    tmp_path, make, num_workers, undisturbed
 ):
-    """By an error: Lightning has dropped the batch that it held back by then."""
-    whole = undisturbed(make)
-    for number, options in enumerate([{"fails_after": 2}, {"fails_after": 6}]):
+    """By an error: Lightning has dropped the batch that it held back by then. By its steps: it
+    counts the epoch as over, and a training of so many epochs begins the next one."""
+    for number, end in enumerate([{"fails_after": 2}, {"fails_after": 5}, {"max_steps": 2}]):
         path = tmp_path / f"{number}.ckpt"
-        options["saved"] = path
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "DataLoader.state_dict: nobody had asked")
-            part = fit(make(num_workers), tmp_path / f"{number}", is_kept=is_kept, **options)
-        rest = fit(make(num_workers), tmp_path / f"{number}", checkpoint=path)
-        assert [batch for _, batch in part + rest] == [batch for _, batch in whole]
+        part = fit(make(num_workers), saved=path, **end)
+        is_by_steps = "max_steps" in end
+        rest = fit(make(num_workers), checkpoint=path, **(STEPS if is_by_steps else EPOCHS))
+        assert [batch for _, batch in part + rest] == [batch for _, batch in undisturbed(make)]
+    if make is not stateful:
+        assert [epoch for epoch, _ in rest] == [1, *[2] * 3, *[3] * 3]
+        message = "begins epoch 1, and leaves out the batches .* epoch 0"
+        with pytest.warns(UserWarning, match=message):
+            rest = fit(make(num_workers), checkpoint=path)
+        for number in (1, 2):
+            numbers = [pair[0] for epoch, batch in rest if epoch == number for pair in batch]
+            assert sorted(numbers) == list(range(LENGTH)), "a whole epoch"
 
 
 @pytest.mark.filterwarnings("ignore:Your `val_dataloader`'s sampler has shuffling enabled")
 @pytest.mark.parametrize(("limit", "num_workers"), [(1.0, 1), (2, 0)], ids=["whole", "limited"])
 def test_validation_on_the_same_loader_loses_no_batch_of_training(tmp_path, limit, num_workers):
-    """In the middle of an epoch, after which the state is training's again."""
-    options = {"val_check_interval": 2, "num_sanity_val_steps": 0, "limit_val_batches": limit}
-    whole = fit(even(num_workers), tmp_path, validates=True, **options)
-    path = tmp_path / "steps" / "step=3.ckpt"
-    rest = fit(even(num_workers), tmp_path / "again", validates=True, checkpoint=path, **options)
+    """In the middle of an epoch, after which the state is training's again; beside the callback of
+    ours that logs and records."""
+
+    def run(saving=(), **more):
+        loader = shuffled(num_workers, length=12)
+        monitor = ours.PipelineStatsMonitor(db_path=tmp_path / "run.db")
+        options = {"held_out": loader, "limit_val_batches": limit, **WITHIN}
+        return fit(loader, [monitor, *saving], logger=False, **options, **more)
+
+    steps = {"every_n_train_steps": 1, "save_top_k": -1}
+    whole = run(saving=[callbacks.ModelCheckpoint(tmp_path, "{step}", **steps)])
+    rest = run(checkpoint=tmp_path / "step=3.ckpt")
     assert [epoch for epoch, _ in rest] == [epoch for epoch, _ in whole[3:]]
     assert rest[0] == whole[3]
 
 
-@pytest.mark.parametrize(("make", "num_workers"), [(sized, 0), (unsized, 1), (pipeline, 1)])
-def test_checkpoint_of_a_training_that_max_steps_ended_is_that_of_an_epoch(
-    tmp_path, make, num_workers, undisturbed
-):
-    """Lightning counts the epoch as over."""
-    path, whole = tmp_path / "saved.ckpt", undisturbed(make)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "DataLoader.state_dict: nobody had asked")
-        part = fit(make(num_workers), tmp_path, is_kept=False, max_steps=2, saved=path)
-    steps = {"max_steps": 4 * NUM_EPOCHS, "max_epochs": -1}
-    rest = fit(make(num_workers), tmp_path / "steps", checkpoint=path, **steps)
-    assert [batch for _, batch in part + rest] == [batch for _, batch in whole]
-    assert [epoch for epoch, _ in rest] == [1, 1, *[2] * 4, *[3] * 4]
-    with pytest.warns(UserWarning, match="begins epoch 1, and leaves out the batches .* epoch 0"):
-        rest = fit(make(num_workers), tmp_path / "epochs", checkpoint=path)
-    for number in range(1, NUM_EPOCHS):
-        numbers = [pair[0] for epoch, batch in rest if epoch == number for pair in batch]
-        assert sorted(numbers) == list(range(10)), "a whole epoch"
-
-
-def assert_exact(tmp_path, make, touches_estimate, num_workers, steps, epochs, **options):
-    options["touches_estimate"] = touches_estimate
-    whole = fit(make(num_workers), tmp_path / "whole", **options)
-    assert len(whole) == 4 * NUM_EPOCHS
-    checkpoints = [(step, tmp_path / "whole" / "steps" / f"step={step}.ckpt") for step in steps] + [
-        (4 * (n + 1), tmp_path / "whole" / "epochs" / f"epoch={n}.ckpt") for n in epochs
-    ]
-    for number, (step, path) in enumerate(checkpoints):
-        seen = fit(make(num_workers), tmp_path / f"again{number}", checkpoint=path, **options)
-        assert [batch for _, batch in seen] == [batch for _, batch in whole[step:]], path.name
-        if make is not longer_stream:  # of which Lightning does not know that the epoch had ended
-            assert seen[0][0] == whole[step][0], "the epoch's number goes on, too"
-
-
 @pytest.mark.parametrize(
     ("num_workers", "batch_size", "every", "saved"),
-    [*((number, 3, 1, {2: 6, 3: 9, 6: 6}) for number in (0, 1)), (1, 1, 6, {6: 6})],
+    [*((number, 3, 1, {1: 3, 2: 6, 5: 6}) for number in (0, 1)), (1, 1, 6, {6: 6})],
 )
 def test_checkpoint_has_the_state_that_a_dataset_keeps(
     tmp_path, num_workers, batch_size, every, saved, monkeypatch
@@ -292,11 +370,12 @@ def test_checkpoint_has_the_state_that_a_dataset_keeps(
     loaded before training began; also of the batch that Lightning holds back."""
     # On a busy machine taking a state may last so long by chance that the next one is left out.
     monkeypatch.setattr(user_state, "_CHEAP_NS", 10**12)
-    fit(stateful(num_workers, batch_size), tmp_path, every=every)
+    saving = callbacks.ModelCheckpoint(tmp_path, "{step}", save_top_k=-1, every_n_train_steps=every)
+    fit(stateful(num_workers, batch_size), [saving])
     for step, index in saved.items():
-        checkpoint = torch.load(tmp_path / "steps" / f"step={step}.ckpt", weights_only=True)
+        checkpoint = torch.load(tmp_path / f"step={step}.ckpt", weights_only=True)
         (state,) = checkpoint["loops"]["fit_loop"]["state_dict"]["combined_loader"]
         (worker,) = state["workers"]
         assert worker["num_items"] == index
-        if step > 3:
+        if step > 2:
             assert worker["state"] == {"index": index}
