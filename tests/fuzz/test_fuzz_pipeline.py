@@ -55,7 +55,6 @@ class PipelineMachine(RuleBasedStateMachine):
         if gate_at is not None and gate_at >= len(stages):
             self.pipe_gate()
         self.builder.add_sink(sink)
-        self.reader = None
         self.build()
 
     def pipe(self, plan):
@@ -171,7 +170,6 @@ class PipelineMachine(RuleBasedStateMachine):
         if how == "stop":
             self.stop()
         self.gate.set()
-        self.end_reader()
         self.pipeline = None
         join_spdl_threads()
         self.build()
@@ -179,20 +177,13 @@ class PipelineMachine(RuleBasedStateMachine):
     @rule()
     def look(self):
         """Figures and timeline can be read in every state, and make sense."""
-        read(self.pipeline)
-
-    @rule()
-    def look_all_the_time(self):
-        """Another thread reads while this one goes on."""
-        if self.reader is not None:
-            return
-        self.reader_ends, self.reader_errors = threading.Event(), []
-        self.reader = threading.Thread(
-            target=read_until,
-            args=(self.pipeline, self.reader_ends, self.reader_errors),
-            name="test-reader",
-        )
-        self.reader.start()
+        stats, timeline = self.pipeline.snapshot(), self.pipeline.timeline()
+        assert 0 <= stats.consumer_wait_ratio <= 1
+        for stage in stats.stages:
+            assert 0 <= stage.tasks.num_failures <= stage.tasks.num_tasks
+        for turn in (turn for row in timeline.rows for turn in row.turns):
+            assert turn.since_ns <= turn.started_ns <= turn.ended_ns <= turn.done_ns
+        assert repr(self.pipeline).startswith("Pipeline [")
 
     @invariant()
     def what_came_is_right(self):
@@ -222,14 +213,6 @@ class PipelineMachine(RuleBasedStateMachine):
         assert calls == self.num_tasks
         assert sum(stage.tasks.num_failures for stage in stages) == sum(self.num_failures)
 
-    def end_reader(self):
-        if self.reader is not None:
-            self.reader_ends.set()
-            self.reader.join(PATIENCE_SECONDS)
-            assert not self.reader.is_alive()
-            self.reader = None
-            assert not self.reader_errors, self.reader_errors
-
     def teardown(self):
         if not hasattr(self, "pipeline"):
             return
@@ -237,27 +220,7 @@ class PipelineMachine(RuleBasedStateMachine):
             ends.callback(self.scope.__exit__, None, None, None)
             ends.callback(self.pool.shutdown)
             ends.callback(self.gate.set)
-            ends.callback(self.end_reader)
             self.stop()
-
-
-def read(pipeline):
-    stats, timeline = pipeline.snapshot(), pipeline.timeline()
-    assert 0 <= stats.consumer_wait_ratio <= 1
-    for stage in stats.stages:
-        assert 0 <= stage.tasks.num_failures <= stage.tasks.num_tasks
-    for row in timeline.rows:
-        for turn in row.turns:
-            assert turn.since_ns <= turn.started_ns <= turn.ended_ns <= turn.done_ns
-    assert repr(pipeline).startswith("Pipeline [")
-
-
-def read_until(pipeline, ends, errors):
-    try:
-        while not ends.is_set():
-            read(pipeline)
-    except BaseException as error:
-        errors.append(error)
 
 
 def test_random_use_of_random_pipelines():

@@ -1,7 +1,9 @@
 """npy and npz files as numpy writes them, and archives that it would not write."""
 
+import contextlib
 import io
 import struct
+import tracemalloc
 import zlib
 
 import numpy as np
@@ -37,6 +39,18 @@ def codec(request, monkeypatch):
 
 
 both_codecs = pytest.mark.usefixtures("codec")
+
+
+@contextlib.contextmanager
+def little_memory():
+    """What runs in it takes less than a megabyte, however it ends."""
+    tracemalloc.start()
+    try:
+        yield
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 1_000_000, peak
 
 
 def archive(*members, comment=b"", after=b"", **end):

@@ -14,10 +14,12 @@ import resource
 import sys
 import threading
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from time import monotonic
 
 import torch
+from _arrays import SEEDS
 from _datasets import MapData, StreamData
 from _gates import Boom
 from _loader_helpers import assert_threads_end, loader_threads
@@ -42,63 +44,49 @@ def DataLoader(dataset, *args, num_workers, **options):
 PICTURES = [MADE["jpeg"], MADE["png"], MADE["webp"]] * 4
 
 
-class Broken(Exception):
-    """What the loop raises."""
-
-
-def finish(loader):
-    for _ in loader:
-        pass
-
-
-def leave(loader, after):
+def leave(loader, after=-1):
+    """Iterate it, to its end or until after a batch."""
     for number, _ in enumerate(loader):
         if number == after:
             break
 
 
-def whole_epochs(state):
+def whole_epochs(survivor):
     for num_workers in (0, 1, 3):
-        finish(DataLoader(MapData(40), batch_size=4, num_workers=num_workers, shuffle=True))
-        finish(DataLoader(StreamData(20), batch_size=4, num_workers=num_workers))
+        leave(DataLoader(MapData(40), batch_size=4, num_workers=num_workers, shuffle=True))
+        leave(DataLoader(StreamData(20), batch_size=4, num_workers=num_workers))
 
 
-def persistent_workers(state):
-    loader = DataLoader(MapData(40), batch_size=4, num_workers=2, persistent_workers=True)
-    finish(loader)
-    leave(loader, 3)
-    finish(loader)
+def persistent_workers(survivor):
+    new = DataLoader(MapData(40), batch_size=4, num_workers=2, persistent_workers=True)
+    for loader in (new, survivor):
+        leave(loader)
+        leave(loader, 3)
+        leave(loader)
+    survivor.snapshot()
+    str(survivor.report())
 
 
-def survivor(state):
-    leave(state["survivor"], 2)
-    finish(state["survivor"])
-    state["survivor"].snapshot()
-    str(state["survivor"].report())
-
-
-def broken_off(state):
+def broken_off(survivor):
     for num_workers in (1, 2):
         leave(DataLoader(MapData(40), batch_size=2, num_workers=num_workers), 5)
         leave(DataLoader(StreamData(40), num_workers=num_workers, in_order=False), 5)
         iter(DataLoader(MapData(40), num_workers=num_workers))  # started, never asked
 
 
-def errors(state):
-    with suppress(Broken):
+def errors(survivor):
+    with suppress(ZeroDivisionError):
         for _ in DataLoader(MapData(40), num_workers=2):
-            raise Broken
+            raise ZeroDivisionError
     batches = iter(DataLoader(MapData(20, {5: Boom, 9: KeyError}), batch_size=2, num_workers=2))
+    ended = object()
     while True:
-        try:
-            next(batches)
-        except StopIteration:
-            return
-        except (Boom, KeyError):
-            pass
+        with suppress(Boom, KeyError):
+            if next(batches, ended) is ended:
+                return
 
 
-def pipelines(state):
+def pipelines(survivor):
     for concurrency in (1, 3):
         builder = PipelineBuilder().add_source(range(30))
         for kind in KINDS:
@@ -116,33 +104,20 @@ def pipelines(state):
             list(builder.build(max_failures=1))
 
 
-def images(state):
-    names = PICTURES
+def images_and_arrays(survivor):
     for number in range(2):
-        load_image_batch(names[number::2], width=64, height=64)
+        load_image_batch(PICTURES[number::2], width=64, height=64)
     with suppress(DecodeError):
-        load_image_batch([names[0][:300], *names[1:3]], width=64, height=64)
-    builder = PipelineBuilder().add_source(names)
-    builder.pipe(shrink, concurrency=2).aggregate(4).add_sink()
-    list(builder.build())
-
-
-def shrink(content):
-    return load_image_batch([content], width=32, height=32)
-
-
-def arrays(state):
-    from _arrays import SEEDS
-
+        load_image_batch([PICTURES[0][:300], *PICTURES[1:3]], width=64, height=64)
+    shrink = partial(load_image_batch, width=32, height=32)
+    builder = PipelineBuilder().add_source([[each] for each in PICTURES])
+    list(builder.pipe(shrink, concurrency=2).aggregate(4).add_sink().build())
     dict(load_npz(SEEDS[3]))
     with suppress(DecodeError):
         dict(load_npz(SEEDS[3][:-40]))
 
 
-ACTIVITIES = (
-    *(whole_epochs, persistent_workers, survivor, broken_off, errors),
-    *(pipelines, images, arrays),
-)
+ACTIVITIES = whole_epochs, persistent_workers, broken_off, errors, pipelines, images_and_arrays
 
 
 def reading():
@@ -167,23 +142,21 @@ def main():
     seconds, most_rounds = float(sys.argv[1]), int(sys.argv[2])
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)
-    loader = DataLoader(MapData(40), batch_size=4, num_workers=2, persistent_workers=True)
-    state = {"survivor": loader}
+    survivor = DataLoader(MapData(40), batch_size=4, num_workers=2, persistent_workers=True)
     for activity in ACTIVITIES:
-        activity(state)
+        activity(survivor)
     gc.collect()
     gc.freeze()  # what torch has brought is not looked through at every reading
     began, rounds, readings = monotonic(), 0, []
     while (passed := monotonic() - began) < seconds and rounds < most_rounds:
         for activity in ACTIVITIES:
-            activity(state)
+            activity(survivor)
         rounds += 1
         every_seconds = 0 if most_rounds <= NUM_READINGS else seconds / NUM_READINGS
         if passed >= every_seconds * len(readings):
             readings.append(reading())
     print(json.dumps({"rounds": rounds, "readings": readings}))
-    state.clear()
-    del loader
+    del survivor
     assert_threads_end()
 
 

@@ -19,6 +19,7 @@ import json
 import select
 import threading
 from dataclasses import dataclass
+from typing import ClassVar
 
 IDLE_SECONDS = 0.2
 """A socket that takes nothing for so long is taken for one whose reader reads no further."""
@@ -46,6 +47,8 @@ class HttpStore(http.server.ThreadingHTTPServer):
 
     daemon_threads = False  # close() waits for them
     block_on_close = True
+    protocol = "http"  # fsspec's, whose options these are
+    options: ClassVar[dict] = {}
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -65,8 +68,20 @@ class HttpStore(http.server.ThreadingHTTPServer):
         self._thread.start()
 
     @property
-    def url(self):
+    def address(self):
         return f"http://127.0.0.1:{self.server_port}"
+
+    def url(self, name):
+        return f"{self.address}/bucket/{name}"
+
+    def put(self, name, content):
+        self.files[f"/bucket/{name}"] = content
+
+    def limit_seconds(self, seconds):
+        """Options that end a wait for an answer."""
+        import aiohttp
+
+        return {"client_kwargs": {"timeout": aiohttp.ClientTimeout(sock_read=seconds)}}
 
     @property
     def num_gets(self):
@@ -136,7 +151,9 @@ class HttpStore(http.server.ThreadingHTTPServer):
 
 
 class S3Store(HttpStore):
-    """moto's server, with faults in front of it."""
+    """moto's server, with faults in front of it, and a bucket."""
+
+    protocol = "s3"
 
     def __init__(self):
         from moto.server import ThreadedMotoServer
@@ -144,20 +161,29 @@ class S3Store(HttpStore):
         self._moto = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
         self._moto.start()
         super().__init__()
+        self.options = {  # with credentials that moto takes
+            "key": "key-of-ours",
+            "secret": "secret-of-ours",
+            "endpoint_url": self.address,
+            "client_kwargs": {"region_name": "us-east-1"},
+        }
+        self.put("", b"")
 
     def close(self):
         super().close()
         self._moto.stop()
 
-    @property
-    def storage_options(self):
-        """fsspec's, with credentials that moto takes."""
-        return {
-            "key": "key-of-ours",
-            "secret": "secret-of-ours",
-            "endpoint_url": self.url,
-            "client_kwargs": {"region_name": "us-east-1"},
-        }
+    def url(self, name):
+        return f"s3://bucket/{name}"
+
+    def put(self, name, content):
+        """Past the faults."""
+        path = f"/bucket/{name}".rstrip("/")
+        answer = self._ask("PUT", path, {"Authorization": _SIGNATURE}, content)
+        assert answer.status == 200, answer
+
+    def limit_seconds(self, seconds):
+        return {**self.options, "config_kwargs": {"read_timeout": seconds}}
 
     @contextlib.contextmanager
     def checking_credentials(self):
@@ -169,11 +195,6 @@ class S3Store(HttpStore):
             yield
         finally:
             settings.INITIAL_NO_AUTH_ACTION_COUNT = before
-
-    def put(self, path, content=b""):
-        """Make a bucket or an object, past the faults."""
-        answer = self._ask("PUT", path, {"Authorization": _SIGNATURE}, content)
-        assert answer.status == 200, answer
 
     def is_object(self, path):
         return path.partition("?")[0].count("/") == 2 and "list-type" not in path

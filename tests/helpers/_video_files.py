@@ -10,6 +10,7 @@ from unittest import mock
 
 import av
 import numpy as np
+import pytest
 import torch
 from _videos import Kind, decode_plainly, write_video
 from hypothesis import given, settings, strategies as st
@@ -165,6 +166,9 @@ KINDS = {
     "WebM, VP9 without a duration, longer sound": of(
         "webm", "libvpx-vp9", VP9, seconds_of_sound=3, has_durations=False
     ),
+    "Matroska, VP9 with a duration, longer sound": of(
+        "matroska", "libvpx-vp9", VP9, seconds_of_sound=3
+    ),
     "WebM, AV1": of("webm", "libsvtav1", AV1, size=(64, 64)),
     "GIF": of("gif", "gif", pix_fmt="rgb8", rate=10),
     "APNG": of("apng", "apng", pix_fmt="rgb24", rate=10),
@@ -264,9 +268,10 @@ def both_ways(load):
 class Tally:
     """Frames that were compared, and errors that named the file."""
 
-    def __init__(self, kind, variant="whole", video=None):
+    def __init__(self, kind, variant="whole", video=None, opened=lambda content: content):
         self.kind, self.variant = kind, variant
         self.video = video or decoded(kind, variant)
+        self.source = lambda: opened(self.video.content)
         self.num_frames = 0
         self.refused = []
 
@@ -287,7 +292,7 @@ class Tally:
     def times(self):
         """Our own times of all frames; None if the file is refused whole."""
         try:
-            packets = demux_video(self.video.content)
+            packets = demux_video(self.source())
             self.equal(convert_frames(decode_packets(packets)), range(len(self.video.frames)))
         except DecodeError as error:
             self.refuse(error)
@@ -316,25 +321,28 @@ class Tally:
         clips = []
 
         def load():
-            clips.append(load_clip(self.video.content, lambda info: moments))
+            clips.append(load_clip(self.source(), lambda info: moments))
             return clips[-1].frames
 
         if self.compare(load, [places[number] for number in wanted]):
             for clip in clips:
+                assert clip.timestamps.dtype == torch.float64
                 assert np.allclose(clip.timestamps, [shown[number] for number in wanted])
 
     def facts(self):
         """Compare what a sampler is told with the frames and times of the decode of all."""
         told = []
-        load_clip(self.video.content, lambda info: told.append(info) or [0.0])
+        load_clip(self.source(), lambda info: told.append(info) or [0.0])
         (info,) = told
         times = sorted(self.times)
         kind = KINDS[self.kind]
+        assert (info.source, info.width, info.height) == ("<bytes>", *kind.size)
         assert np.isclose(info.start_seconds, times[0], atol=1e-6)
         assert info.num_frames >= len(times)
         end, longest = info.start_seconds + info.duration_seconds, max(np.diff(times))
         assert times[-1] - 1e-6 <= end <= times[-1] + 1.5 * longest + 1e-6
         if kind.step in (None, from_fifty, from_minus_five) and not (kind.same_time or kind.hidden):
+            assert info.frame_rate == pytest.approx(kind.rate)
             moments = strided_frames(len(times), 1)(info)
             shown = [bisect.bisect_right(times, moment + 1e-6) - 1 for moment in moments]
             assert shown == list(range(len(times)))
@@ -342,12 +350,12 @@ class Tally:
     def window(self, start, end):
         """Compare the frames of start <= time < end, which are some."""
         places = [k for k, time in enumerate(self.times) if start - 1e-6 <= time < end - 1e-6]
-        self.compare(lambda: load_video(self.video.content, (start, end)), places)
+        self.compare(lambda: load_video(self.source(), (start, end)), places)
 
     def indices(self, wanted):
         """Compare the frames at some indices, ascending."""
         self.compare(
-            lambda: convert_frames(sample_decode_video(demux_video(self.video.content), wanted)),
+            lambda: convert_frames(sample_decode_video(demux_video(self.source()), wanted)),
             wanted,
         )
 
@@ -361,7 +369,7 @@ class Tally:
             return asked
 
         try:
-            load_clip(self.video.content, remember)
+            load_clip(self.source(), remember)
         except DecodeError as error:
             return self.refuse(error)
         return self.clip(asked)

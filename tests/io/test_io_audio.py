@@ -113,27 +113,18 @@ def wav(samples):
     return file.getvalue()
 
 
-def test_channels_that_cannot_be_mixed_are_an_error_that_says_so():
-    """FFmpeg has rules for the layouts that have a name."""
+def test_sound_that_cannot_be_converted_is_an_error_that_says_so():
+    """FFmpeg has rules for the layouts that have a name, and its resampler holds more samples than
+    it has been given; a format may not change within the file, also where nothing is converted."""
     with pytest.raises(DecodeError, match=r"<bytes>: FFmpeg cannot make stereo .* of 9 channels"):
         load_audio(wav(np.zeros((99, 9), np.int16)), num_channels=2)
-
-
-def test_a_sound_too_short_for_another_rate_says_so():
-    """The resampler holds more samples than it has been given."""
     content = wav(np.ones((16, 1), np.int16))
     assert load_audio(content).shape == (1, 16)
     with pytest.raises(DecodeError, match=r"its sound is too short: .* of 16 at 48000 Hz"):
         load_audio(content, sample_rate=16_000)
-
-
-def test_a_format_that_changes_within_the_file_is_an_error():
-    """Also where no sample is converted."""
-    one, other = (
-        write("mpegts", "ac3", "fltp", layout, num_samples=4800) for layout in ("stereo", "mono")
-    )
+    parts = [write("mpegts", "ac3", "fltp", layout, 4800) for layout in ("stereo", "mono")]
     with pytest.raises(DecodeError, match=r"changes its format, from stereo at .* to mono at"):
-        load_audio(one + other)
+        load_audio(b"".join(parts))
 
 
 @pytest.mark.parametrize("kind", ["wav", "flac", "mp3"])

@@ -1,7 +1,5 @@
 """Loading at one size: the batch kernel against torchvision and its own eager twin."""
 
-import functools
-
 import numpy as np
 import pytest
 import torch
@@ -78,7 +76,8 @@ def test_random_resized_crop_equals_torchvision(paths, monkeypatch):
 @pytest.mark.parametrize("ratio", [(3 / 4, 4 / 3), (2.0, 3.0), (0.1, 0.2)])
 @pytest.mark.parametrize("scale", [(0.08, 1.0), (0.9, 1.0)])
 def test_random_resized_crop_params_equal_torchvision(scale, ratio):
-    """Same seed, same box, and the generator ends in the same state (fallback box included)."""
+    """Same seed, same box, and the generator ends in the same state (fallback box included); so it
+    does without a flip, for which nothing is drawn then."""
     for seed, (height, width) in enumerate([*SIZES, (20, 900), (900, 20)] * 5):
         torch.manual_seed(seed)
         picture = torch.empty(3, height, width)
@@ -87,16 +86,10 @@ def test_random_resized_crop_params_equal_torchvision(scale, ratio):
         torch.manual_seed(seed)
         assert random_resized_crop_params(height, width, scale, ratio) == expected
         assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_random_resized_crop_without_flip_draws_nothing_for_it():
-    """flip=None leaves the generator where RandomResizedCrop alone leaves it."""
-    torch.manual_seed(5)
-    box = random_resized_crop_params(300, 200, (0.08, 1.0), (3 / 4, 4 / 3))
-    state = torch.get_rng_state()
-    torch.manual_seed(5)
-    assert random_resized_crop(300, 200, flip=None) == Crop(*box, flip=False)
-    assert torch.equal(torch.get_rng_state(), state)
+        torch.manual_seed(seed)
+        crop = random_resized_crop(height, width, scale=scale, ratio=ratio, flip=None)
+        assert crop == Crop(*expected, flip=False)
+        assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_crop_function_sees_every_size_in_order(paths):
@@ -116,57 +109,77 @@ def test_crop_function_sees_every_size_in_order(paths):
         assert torch.equal(image.permute(2, 0, 1), expected)
 
 
-def test_crop_function_outside_the_picture(paths):
-    """A box that leaves the picture is the caller's mistake; the error names both."""
-    crop = functools.partial(Crop, 0, 0)
-    with pytest.raises(ValueError, match=r"Crop\(top=0.*outside the picture of height=375"):
-        load_image(paths[0], 8, 8, crop=lambda height, width: crop(height + 1, width))
+def cropping(returned):
+    """What asks for a crop by a function that returns this."""
+    crop = lambda height, width: returned  # noqa: E731
+    return [
+        lambda path: load_image(path, 8, 8, crop=crop),
+        lambda path: load_image_batch([path], width=8, height=8, crop=crop),
+    ]
+
+
+def sized(width, height):
+    """What takes a size."""
+    size = {"width": width, "height": height}
+    return {
+        "load_image": lambda path: load_image(path, width, height),
+        "load_image_batch": lambda path: load_image_batch([path], **size),
+        "load_clip": lambda path: load_clip(b"", None, **size),
+        "load_clip_batch": lambda path: load_clip_batch([b""], None, **size),
+    }
+
+
+NO_CROP = r"crop must return a Crop, returned "
+NO_INT = r": (width|height) must be an int or None, in pixels, got .*\. Convert it with int\(\)"
 
 
 @pytest.mark.parametrize(
-    ("returned", "match"),
+    ("call", "error", "match"),
     [
-        ((0, 0, 5, 5), r"crop must return a Crop, returned \(0, 0, 5, 5\)\. .* Crop\(\*box\)"),
-        (None, r"crop must return a Crop, returned None\. Return spdl_torch\.io\.Crop\("),
-        (Crop(0.5, 0, 5, 5), r"crop must return ints, returned Crop\(top=0\.5"),
+        *(
+            (call, error, match)
+            for returned, error, match in (
+                (Crop(0, 0, 999, 9), ValueError, r"Crop\(top=0.*outside the picture of height=375"),
+                ((0, 0, 5, 5), TypeError, NO_CROP + r"\(0, 0, 5, 5\)\. .* Crop\(\*box\)"),
+                (None, TypeError, NO_CROP + r"None\. Return spdl_torch\.io\.Crop\("),
+                (Crop(0.5, 0, 5, 5), TypeError, r"crop must return ints, returned Crop\(top=0\.5"),
+            )
+            for call in cropping(returned)
+        ),
+        *(
+            (call, TypeError, f"^{name}{NO_INT}")
+            for size in ((2.5, 8), (8, "3"), (8, np.float32(3)))
+            for name, call in sized(*size).items()
+        ),
+        (
+            lambda path: load_image(path, 8, 8, crop=Crop(0, 0, 5, 5)),
+            *(TypeError, r"^load_image: crop must be a function .* got Crop\(top=0"),
+        ),
+        (
+            lambda path: image_loader(path, at_least=("8", 8)),
+            *(TypeError, r"^image_loader: at_least: height must be an int"),
+        ),
+        (
+            lambda path: image_loader(path, at_least=8),
+            *(TypeError, r"^image_loader: at_least must be \(height, width\)"),
+        ),
+        (
+            lambda path: load_image_batch([path], width=8, height=8, device_config=object()),
+            *(UnsupportedOptionError, r"Pass None and move the batch with"),
+        ),
+        (lambda _: load_image_batch([], width=8, height=8), ValueError, "at least one image"),
+        (lambda path: load_image(path, 0, 8), ValueError, "must be >= 1"),
     ],
 )
-def test_crop_function_that_returns_no_crop(paths, returned, match):
-    """Such as the tuple of ``random_resized_crop_params``; the error names the right call."""
-    with pytest.raises(TypeError, match=match):
-        load_image(paths[0], 8, 8, crop=lambda height, width: returned)
-    with pytest.raises(TypeError, match=match):
-        load_image_batch(paths, width=8, height=8, crop=lambda height, width: returned)
-
-
-@pytest.mark.parametrize("size", [(2.5, 8), (8, "3"), (8, np.float32(3))])
-def test_sizes_that_are_no_ints(paths, size):
-    """The error says where, which and what was given."""
-    width, height = size
-    match = r"(width|height) must be an int or None, in pixels, got .*\. Convert it with int\(\)"
-    for name, load in (
-        ("load_image", lambda: load_image(paths[0], width, height)),
-        ("load_image_batch", lambda: load_image_batch(paths, width=width, height=height)),
-        ("load_clip", lambda: load_clip(b"", None, width=width, height=height)),
-        ("load_clip_batch", lambda: load_clip_batch([b""], None, width=width, height=height)),
-    ):
-        with pytest.raises(TypeError, match=f"^{name}: {match}"):
-            load()
+def test_call_that_cannot_be_meant_is_refused(paths, call, error, match):
+    """The caller's mistake, not the data's: it says where, what was given, and what to do."""
+    with pytest.raises(error, match=match):
+        call(paths[0])
 
 
 def test_sizes_of_numpy_are_ints(paths):
     """Whatever has an index."""
     assert load_image(paths[0], np.int64(6), torch.tensor(5)).shape == (3, 5, 6)
-
-
-def test_crop_and_at_least_of_another_kind(paths):
-    """A box where a function is wanted; one number where two are."""
-    with pytest.raises(TypeError, match=r"^load_image: crop must be a function .* got Crop\(top=0"):
-        load_image(paths[0], 8, 8, crop=Crop(0, 0, 5, 5))
-    with pytest.raises(TypeError, match=r"^image_loader: at_least: height must be an int"):
-        image_loader(paths[0], at_least=("8", 8))
-    with pytest.raises(TypeError, match=r"^image_loader: at_least must be \(height, width\)"):
-        image_loader(paths[0], at_least=8)
 
 
 @pytest.fixture
@@ -232,16 +245,6 @@ def test_load_image_batch_missing_file(mixed):
     """A missing file is an OSError with its name, not the data's fault."""
     with pytest.raises(FileNotFoundError, match=r"gone\.jpg"):
         load_image_batch([mixed[0], mixed[0].with_name("gone.jpg")], width=8, height=8)
-
-
-def test_load_image_batch_refuses_what_it_cannot_do(paths):
-    """Options that are not there say what to do; none is silently ignored."""
-    with pytest.raises(UnsupportedOptionError, match=r"Pass None and move the batch with"):
-        load_image_batch(paths, width=8, height=8, device_config=object())
-    with pytest.raises(ValueError, match="at least one image"):
-        load_image_batch([], width=8, height=8)
-    with pytest.raises(ValueError, match="must be >= 1"):
-        load_image(paths[0], 0, 8)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)

@@ -81,36 +81,27 @@ def test_trace_event_is_on_the_row_of_its_thread(tmp_path):
     assert sum(event["name"] == "outer" for event in events) == 3
 
 
-def test_trace_without_a_pipeline_has_what_the_program_added(tmp_path):
-    """Slices, also of a block that raised, and curves."""
+def test_trace_without_a_pipeline_has_what_the_program_added_meanwhile(tmp_path):
+    """Slices, also of a block that raised, and curves; nothing before, after, and where the trace
+    is switched off."""
     path = tmp_path / "run.json"
-    with utils.tracing(path, process_name="my program"):
+    with utils.tracing(tmp_path / "off.json", enable=False), utils.trace_event("off"):
+        pass
+    utils.trace_counter(1, 1)
+    run = utils.tracing(path, process_name="my program")
+    with utils.trace_event("began before"), run:
         with pytest.raises(KeyError, match="x"), utils.trace_event("fails"):
             raise KeyError("x")
         for value in (2.5, 3):
             utils.trace_counter(0, value)
-    check_trace(path)
-    events = events_of(path)
-    assert rows_of(events) == {"fails": {("my program · rank 0", "MainThread")}}
-    curve = [e["args"]["value"] for e in events if e["ph"] == "C" and e["name"] == "counter 0"]
-    assert curve == [2.5, 3]
-
-
-def test_trace_event_outside_of_a_trace_leaves_nothing(tmp_path):
-    """Before, after, and where the trace is switched off."""
-    with utils.tracing(tmp_path / "off.json", enable=False), utils.trace_event("off"):
-        pass
-    with utils.trace_event("before"):
-        pass
-    utils.trace_counter(1, 1)
-    run = utils.tracing(tmp_path / "run.json")
-    with utils.trace_event("began before"), run, utils.trace_event("inside"):
-        pass
     with utils.trace_event("after"):
         pass
-    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
-    names = {event["name"] for event in events_of(tmp_path / "run.json") if event["ph"] in "XC"}
-    assert names == {"inside"}
+    check_trace(path)
+    assert [each.name for each in tmp_path.iterdir()] == ["run.json"]
+    events = events_of(path)
+    assert rows_of(events) == {"fails": {("my program · rank 0", "MainThread")}}
+    curves = [(e["name"], e["args"]["value"]) for e in events if e["ph"] == "C"]
+    assert curves == [("counter 0", 2.5), ("counter 0", 3)]
 
 
 def test_trace_events_of_coroutines_that_take_turns_are_kept_apart(tmp_path):

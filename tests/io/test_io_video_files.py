@@ -353,19 +353,7 @@ def test_sources_that_cannot_seek_have_the_same_frames(kind, most_in_memory, mon
     """Whole, in windows and clips, also where a list stands at the end; large ones are kept in a
     file."""
     monkeypatch.setattr(opening, "_MOST_IN_MEMORY", most_in_memory)
-    video = decoded(kind)
-    times = demux_video(video.content).timestamps
-    assert torch.equal(load_video(Pipe(video.content)), video.frames)
-    for first in (0, 9, 20):
-        window = load_video(Pipe(video.content), (times[first], times[first + 2]))
-        assert torch.equal(window, video.frames[first : first + 2])
-    moments = [times[2] + 0.01, times[20] + 0.01]
-    clip = load_clip(Pipe(video.content), lambda _: moments)
-    assert torch.equal(clip.frames, video.frames[[2, 20]])
-    assert clip.timestamps.tolist() == pytest.approx([times[2], times[20]])
-    expected = load_clip(video.content, strided_frames(6, 3))
-    strided = load_clip(Pipe(video.content), strided_frames(6, 3))
-    assert torch.equal(strided.frames, expected.frames)
+    Tally(kind, opened=Pipe).check(2)
 
 
 def test_frames_of_hevc_before_the_first_keyframe_that_need_only_it_are_whole():

@@ -115,38 +115,35 @@ def test_checkpoints_do_not_know_it():
     assert list(ToFloat(MEAN, STD).parameters()) == []
 
 
+def applied(images):
+    return lambda: ToFloat(MEAN, STD)(images)
+
+
+def made(**options):
+    return lambda: ToFloat(**options)
+
+
 @pytest.mark.parametrize(
-    ("images", "error", "message"),
+    ("call", "error", "message"),
     [
-        (torch.rand(2, 3, 4, 4), TypeError, "torch.uint8, got torch.float32. Leave ToTensor"),
-        (every_byte(num_channels=1), ValueError, r"shape N, 3, H, W .* got \(2, 1, 16, 16\)"),
-        (every_byte()[None], ValueError, r"got \(1, 2, 3, 16, 16\)"),
-        (every_byte().movedim(1, 3), ValueError, r"got \(2, 16, 16, 3\)"),
+        # Floats are most likely scaled already; a channel too few would be broadcast.
+        (applied(torch.rand(2, 3, 4, 4)), TypeError, "uint8, got torch.float32. Leave ToTensor"),
+        (applied(every_byte(num_channels=1)), ValueError, r"shape N, 3, H, W .* \(2, 1, 16, 16\)"),
+        (applied(every_byte()[None]), ValueError, r"got \(1, 2, 3, 16, 16\)"),
+        (applied(every_byte().movedim(1, 3)), ValueError, r"got \(2, 16, 16, 3\)"),
+        (made(mean=MEAN), ValueError, "mean and std go together"),
+        (made(mean=MEAN, std=STD[:2]), ValueError, "equally long"),
+        (made(mean=(), std=()), ValueError, "equally long"),
+        (made(mean=MEAN, std=(1, 0, 1)), ValueError, "no std may be 0"),
+        (made(dtype=torch.uint8), ValueError, "floating-point type or None, got torch.uint8"),
+        (made(layout="HWC"), ValueError, "'NCHW' or 'NHWC', got 'HWC'"),
+        (made(memory_format=torch.preserve_format), ValueError, "or torch.contiguous_format"),
     ],
-    ids=["floats", "channels", "dimensions", "layout"],
 )
-def test_images_are_refused_when_they_are_others(images, error, message):
-    """Floats are most likely scaled already; a channel too few would be broadcast."""
+def test_images_and_arguments_are_refused_when_they_cannot_be_used(call, error, message):
+    """Arguments when the model is built."""
     with pytest.raises(error, match=message):
-        ToFloat(MEAN, STD)(images)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"mean": MEAN}, "mean and std go together"),
-        ({"mean": MEAN, "std": STD[:2]}, "equally long"),
-        ({"mean": (), "std": ()}, "equally long"),
-        ({"mean": MEAN, "std": (1, 0, 1)}, "no std may be 0"),
-        ({"dtype": torch.uint8}, "floating-point type or None, got torch.uint8"),
-        ({"layout": "HWC"}, "'NCHW' or 'NHWC', got 'HWC'"),
-        ({"memory_format": torch.preserve_format}, "channels_last or torch.contiguous_format"),
-    ],
-)
-def test_arguments_are_refused_when_they_cannot_be_used(options, message):
-    """When the model is built."""
-    with pytest.raises(ValueError, match=message):
-        ToFloat(**options)
+        call()
 
 
 @pytest.mark.cuda

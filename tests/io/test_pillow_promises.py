@@ -14,7 +14,14 @@ from torchvision import datasets, transforms
 from spdl_torch import ImageFolder
 from spdl_torch.data.sources import TarShards
 from spdl_torch.errors import DecodeError
-from spdl_torch.io import decode_image, image_loader, load_clip, load_image_batch, load_npy
+from spdl_torch.io import (
+    decode_image,
+    image_loader,
+    load_clip,
+    load_image,
+    load_image_batch,
+    load_npy,
+)
 from spdl_torch.io._retry import is_transient
 
 RNG = np.random.default_rng(0)
@@ -60,11 +67,13 @@ def root(tmp_path_factory):
         [],
         [transforms.Resize((24, 24))],
         [transforms.Resize(24), transforms.CenterCrop(20)],
+        [ImageOps.exif_transpose],
     ],
 )
 @pytest.mark.parametrize("cache", [None, "memory"])
 def test_transforms_get_the_images_of_torchvision(root, steps, cache):
-    """Mode, size and info, alone and behind what runs on a whole batch."""
+    """Mode, size and info, alone and behind what runs on a whole batch; also upright, by Pillow's
+    own function, as photographs of phones have to be turned."""
     steps = transforms.Compose([*steps, lambda image: image])
     ours = ImageFolder(root, steps, cache=cache)
     batch = ours.__getitems__(range(len(ours)))
@@ -75,14 +84,6 @@ def test_transforms_get_the_images_of_torchvision(root, steps, cache):
             assert image.getexif() == expected.getexif()
             difference = np.asarray(image).astype(int) - np.asarray(expected)
             assert abs(difference).max() <= 1, ours.samples[k][0]
-
-
-def test_photographs_of_phones_are_turned_upright(root):
-    """By Pillow's own function, as a transform of the user's."""
-    upright = transforms.Compose([ImageOps.exif_transpose, transforms.PILToTensor()])
-    ours, theirs = ImageFolder(root, upright), datasets.ImageFolder(root, upright)
-    for k, (path, _) in enumerate(theirs.samples):
-        assert torch.equal(ours[k][0], theirs[k][0]), path
 
 
 def test_formats_of_plugins_are_decoded(monkeypatch):
@@ -145,13 +146,18 @@ def test_cut_files_are_read_as_pillow_is_told_to(monkeypatch):
 
 @pytest.mark.parametrize("name", ["plain.jpg", "turned.webp", "turned.png"])
 def test_a_warning_of_many_pixels_is_pillows(monkeypatch, name):
-    """Given for every picture that has them, and an error for programs that make it one; these may
-    ask for the good ones alone."""
+    """Given once for every picture that has them, and an error for programs that make it one; these
+    may ask for the good ones alone."""
     small = encode(Image.new("RGB", (4, 4), "red"), "JPEG")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", PICTURE.width * PICTURE.height - 1)
-    for load in (decode_image, lambda content: load_image_batch([content], width=8, height=8)):
-        with pytest.warns(Image.DecompressionBombWarning, match="1536 pixels"):
+    for load in (
+        decode_image,
+        lambda content: load_image_batch([content], width=8, height=8),
+        lambda content: load_image(content, 8, 8, scaled=True),
+    ):
+        with pytest.warns(Image.DecompressionBombWarning, match="1536 pixels") as seen:
             load(FILES[name])
+        assert len(seen) == 1
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with pytest.raises(Image.DecompressionBombWarning, match=r"^<bytes>: .*1536 pixels"):

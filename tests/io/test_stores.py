@@ -61,44 +61,9 @@ def numbers_of(samples):
     return [int(sample["__key__"]) for sample in samples]
 
 
-class Web:
-    """The files of a web server, by a name alone."""
-
-    def __init__(self):
-        self.store = HttpStore()
-        self.options = {}
-
-    def url(self, name):
-        return f"{self.store.url}/bucket/{name}"
-
-    def put(self, name, content):
-        self.store.files[f"/bucket/{name}"] = content
-
-    def limit_seconds(self, seconds):
-        aiohttp = pytest.importorskip("aiohttp")
-        return {"client_kwargs": {"timeout": aiohttp.ClientTimeout(sock_read=seconds)}}
-
-
-class Bucket:
-    """The same of an S3 store."""
-
-    def __init__(self):
-        self.store = S3Store()
-        self.options = self.store.storage_options
-        self.store.put("/bucket")
-
-    def url(self, name):
-        return f"s3://bucket/{name}"
-
-    def put(self, name, content):
-        self.store.put(f"/bucket/{name}", content)
-
-    def limit_seconds(self, seconds):
-        return {**self.options, "config_kwargs": {"read_timeout": seconds}}
-
-
-def _closed(cls):
-    """Close the connections of all of a class's file systems, and forget them."""
+def close_connections(store):
+    """Those of all file systems of its kind, which are forgotten."""
+    cls = fsspec.get_filesystem_class(store.protocol)
     for system in list(cls._cache.values()):
         session = getattr(system, "_s3", None) or getattr(system, "_session", None)
         if session is not None:
@@ -108,33 +73,32 @@ def _closed(cls):
 
 @pytest.fixture
 def web():
+    """A web server."""
     pytest.importorskip("aiohttp", reason="http:// needs aiohttp: pip install spdl-torch[remote]")
-    web = Web()
-    yield web
-    _closed(fsspec.get_filesystem_class("http"))
-    web.store.close()
+    with contextlib.closing(HttpStore()) as store:
+        yield store
+        close_connections(store)
 
 
 @pytest.fixture(scope="module")
 def bucket_of_module():
     pytest.importorskip("s3fs", reason="s3:// needs s3fs: pip install spdl-torch[remote]")
     pytest.importorskip("moto.server", reason="a server of S3 needs moto and flask: group `test`")
-    bucket = Bucket()
-    yield bucket
-    bucket.store.close()
+    with contextlib.closing(S3Store()) as store:
+        yield store
 
 
 @pytest.fixture
 def bucket(bucket_of_module, monkeypatch):
+    """An S3 store."""
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "PROFILE", "MAX_ATTEMPTS"):
         monkeypatch.delenv(f"AWS_{name}", raising=False)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
     monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
     yield bucket_of_module
-    store = bucket_of_module.store
-    store.faults, store.requests = [], []
-    _closed(fsspec.get_filesystem_class("s3"))
+    bucket_of_module.faults, bucket_of_module.requests = [], []
+    close_connections(bucket_of_module)
 
 
 @pytest.fixture(params=["web", "bucket"])
@@ -160,9 +124,6 @@ def text_of(error):
     return "".join(traceback.format_exception_only(error))
 
 
-# --- data -------------------------------------------------------------------------------------
-
-
 def test_object_is_read_in_one_request(place):
     """Its size is not asked for first, and a large one is not read in parts."""
     content = bytes(range(256)) * 8
@@ -171,7 +132,7 @@ def test_object_is_read_in_one_request(place):
     if options:
         options = {**options, "default_block_size": 100}
     assert reader_of(options)(place.url("a.bin")) == content
-    assert [(method, wanted) for method, _, wanted in place.store.requests] == [("GET", None)]
+    assert [(method, wanted) for method, _, wanted in place.requests] == [("GET", None)]
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
@@ -179,11 +140,11 @@ def test_store_that_fails_now_and_then_is_read(pack, place):
     """503, connections that are lost before and in the middle of the answer: an object, and every
     sample of a shard once, in order."""
     place.put("a.tar", content := pack(shard_of(99)))
-    place.store.faults = ["busy", "drop", "cut"]
+    place.faults = ["busy", "drop", "cut"]
     assert reader_of(place.options)(place.url("a.tar")) == content
-    place.store.faults += ["busy", "drop", "cut", "ok", "cut"]
+    place.faults += ["busy", "drop", "cut", "ok", "cut"]
     assert numbers_of(TarShards(place.url("a.tar"), storage_options=place.options)) == [*range(99)]
-    assert len(place.store.faults) <= 2
+    assert len(place.faults) <= 2
 
 
 @pytest.mark.parametrize(
@@ -193,11 +154,11 @@ def test_shard_goes_on_where_it_was_when_a_connection_was_lost(server, web):
     """By a range; a server that answers none is read from the front, past what is known. One that
     says ``Content-Range: bytes 500-999/*`` says nothing of a change."""
     web.put("a.tar", content := shard_of(2000))
-    vars(web.store).update(server)
-    web.store.faults = ["cut"] * 3
+    vars(web).update(server)
+    web.faults = ["cut"] * 3
     source = TarShards(web.url("a.tar"))
     assert numbers_of(source) == [*range(2000)]
-    starts = [int(wanted[6:-1]) for _, _, wanted in web.store.requests[1:]]
+    starts = [int(wanted[6:-1]) for _, _, wanted in web.requests[1:]]
     assert source.num_retries == len(starts)
     assert 0 < starts[0] <= len(content) // 2
     assert starts == sorted(starts)
@@ -206,10 +167,10 @@ def test_shard_goes_on_where_it_was_when_a_connection_was_lost(server, web):
 def test_object_that_a_web_server_compresses_goes_on_where_it_was(web):
     """Ranges are of what it sends, which does not say where a byte of the object is."""
     web.put("a.bin", content := random.Random(0).randbytes(3 * MIB))
-    web.store.compresses, web.store.faults = True, ["cut"]
+    web.compresses, web.faults = True, ["cut"]
     with open_resuming(web.url("a.bin"), RetryPolicy(1, 0, 0)) as file:
         assert file.read() == content
-    first, ranged, again = [wanted for _, _, wanted in web.store.requests]
+    first, ranged, again = [wanted for _, _, wanted in web.requests]
     assert (first, again) == (None, None)
     assert int(ranged[6:-1]) > 0
 
@@ -217,24 +178,20 @@ def test_object_that_a_web_server_compresses_goes_on_where_it_was(web):
 def test_video_is_decoded_when_its_store_fails_now_and_then(web):
     """To the frames that its bytes have."""
     web.put("a.mp4", content := write_video(KINDS["b-frames"]))
-    web.store.faults = ["cut", "busy", "drop"]
+    web.faults = ["cut", "busy", "drop"]
     assert torch.equal(load_video(web.url("a.mp4")), load_video(content))
-    assert web.store.faults == []
+    assert web.faults == []
 
 
-def test_files_and_objects_feed_a_pipeline(place):
-    """Listed where the store can."""
-    contents = {f"files/{number:02d}.bin": bytes([number]) * 1000 for number in range(30)}
+def test_objects_of_a_bucket_are_listed(bucket):
+    """In the order of their names, which a reader gives with each content where it is told to."""
+    contents = {f"files/{number:02d}.bin": bytes([number]) * 1000 for number in range(3)}
     for name, content in contents.items():
-        place.put(name, content)
-    names = [place.url(name) for name in contents]
-    if isinstance(place, Bucket):
-        assert list(Files(place.url("files/*.bin"), storage_options=place.options)) == names
-    place.store.faults = ["ok", "busy", "drop"] * 5
-    reader = reader_of(place.options, keep_path=True)
-    builder = PipelineBuilder().add_source(names).pipe(reader, concurrency=8).add_sink()
-    with (pipeline := builder.build()).auto_stop():
-        assert dict(pipeline) == dict(zip(names, contents.values(), strict=True))
+        bucket.put(name, content)
+    names = list(Files(bucket.url("files/*.bin"), storage_options=bucket.options))
+    assert names == [bucket.url(name) for name in contents]
+    found = map(reader_of(bucket.options, keep_path=True), names)
+    assert dict(found) == dict(zip(names, contents.values(), strict=True))
 
 
 def test_loader_reads_a_store_that_this_process_has_read(place):
@@ -284,9 +241,6 @@ def test_file_that_fails_is_as_one_that_does_not(content, limits, steps):
         assert file.read() == plain.read()
 
 
-# --- errors -----------------------------------------------------------------------------------
-
-
 def errors_of_reading(url, options, **others):
     """The errors of each way to read: whole, and from front to back; each has the URL."""
     ways = [
@@ -304,14 +258,14 @@ def test_store_is_named_when_it_always_fails(fault, place, monkeypatch):
     """With the number of attempts, which is that of requests where the store answers."""
     monkeypatch.setattr("spdl_torch.io._retry.time.sleep", lambda seconds: None)
     place.put("a.bin", shard_of(9))
-    place.store.faults = [fault] * 1000
+    place.faults = [fault] * 1000
     url = place.url("a.bin")
     num_before = 0
     for error in errors_of_reading(url, place.options, retries=1):
         assert f"reading {url!r} failed after 2 attempts" in text_of(error)
-        num_gets = place.store.num_gets - num_before
+        num_gets = place.num_gets - num_before
         assert num_gets == 2 if fault == "busy" else num_gets >= 2
-        num_before = place.store.num_gets
+        num_before = place.num_gets
 
 
 @pytest.mark.parametrize("way", ["config_kwargs", "environment", "class"])
@@ -327,10 +281,10 @@ def test_program_that_says_how_often_s3fs_tries_is_obeyed(way, bucket, monkeypat
         monkeypatch.setattr("s3fs.S3FileSystem.retries", 3)
     system, _ = file_system(bucket.url("a.bin"), options, is_repeated=True)
     assert system.retries == (3 if way == "class" else 5)
-    bucket.store.faults = ["busy"] * 2
+    bucket.faults = ["busy"] * 2
     assert reader_of(options, retries=0)(bucket.url("a.bin")) == b"content"
-    assert bucket.store.faults == []
-    assert bucket.store.num_gets == 3
+    assert bucket.faults == []
+    assert bucket.num_gets == 3
 
 
 def test_missing_object_is_named(place):
@@ -348,7 +302,7 @@ def test_store_is_named_when_it_refuses_the_credentials(have, bucket):
         del options["key"], options["secret"]
         options["anon"] = have == "anonymous"
     url = bucket.url("a.bin")
-    with bucket.store.checking_credentials():
+    with bucket.checking_credentials():
         errors = [*errors_of_reading(url, options)]
         if have != "anonymous":  # moto fails in listing for nobody
             with pytest.raises(Exception, match=re.escape("s3://bucket/*.bin")) as caught:
@@ -363,14 +317,11 @@ def test_store_is_named_when_it_refuses_the_credentials(have, bucket):
 def test_shard_is_opened_again_when_its_answer_does_not_come(place):
     """The time is the file system's own."""
     place.put("a.tar", shard_of(9))
-    place.store.faults = ["hang"]
+    place.faults = ["hang"]
     options = place.limit_seconds(0.3)
     shards = TarShards(place.url("a.tar"), retries=99, storage_options=options)
     assert numbers_of(shards) == [*range(9)]
-    assert place.store.faults == []
-
-
-# --- objects that change ----------------------------------------------------------------------
+    assert place.faults == []
 
 
 def test_object_is_the_new_one_when_it_changed_between_two_reads(place, monkeypatch):
@@ -380,7 +331,7 @@ def test_object_is_the_new_one_when_it_changed_between_two_reads(place, monkeypa
     for name in ("a.bin", "a.tar"):
         place.put(name, b"the first")
     for number in (9, 5, 700):
-        if isinstance(place, Bucket):
+        if isinstance(place, S3Store):
             Files(place.url("*"), storage_options=place.options)
         place.put("a.bin", b"%d" % number * number)
         place.put("a.tar", shard_of(number, first=number))
@@ -394,8 +345,8 @@ def test_object_is_the_new_one_when_it_changed_between_two_reads(place, monkeypa
 def test_shard_that_changes_while_a_web_server_sends_it_is_an_error(etags, content, web):
     """Nothing of the new one is yielded after the connection was lost, also if it ends before."""
     web.put("a.tar", shard_of(3000))
-    web.store.etags = etags
-    web.store.faults = ["cut", lambda: web.put("a.tar", content)]
+    web.etags = etags
+    web.faults = ["cut", lambda: web.put("a.tar", content)]
     found = []
     with pytest.raises(SourceChangedError, match=rf"{web.url('a.tar')}: changed while it was"):
         found.extend(sample for sample in TarShards(web.url("a.tar")))
@@ -420,38 +371,42 @@ def test_shard_that_changes_between_two_blocks_is_an_error(size, bucket):
 def test_file_that_changes_between_two_ranges_is_an_error(size, etags, web):
     """The ranges of one file are of one version, by its ETag or else by its date."""
     web.put("a.bin", bytes(4 * MIB))
-    web.store.etags = etags
-    web.store.dates["/bucket/a.bin"] = "Wed, 21 Oct 2015 07:28:00 GMT"
+    web.etags = etags
+    web.dates["/bucket/a.bin"] = "Wed, 21 Oct 2015 07:28:00 GMT"
     options = {"block_size": 1 << 14}
     with open_resuming(web.url("a.bin"), ONCE, options, seekable=True) as file:
         assert file.read(10) == bytes(10)
         web.put("a.bin", b"x" * size)
-        web.store.dates["/bucket/a.bin"] = "Thu, 22 Oct 2015 07:28:00 GMT"
+        web.dates["/bucket/a.bin"] = "Thu, 22 Oct 2015 07:28:00 GMT"
         file.seek(3 * MIB)
         with pytest.raises(SourceChangedError, match=r"/a\.bin: changed while it was read"):
             file.read(10)
 
 
-def put_rows(web, first=0):
-    """Write 400 rows in four groups as ``a.parquet``."""
+def parquet_of(numbers, size):
+    """A file of so many rows in each group."""
     pa = pytest.importorskip("pyarrow")
     pq = pytest.importorskip("pyarrow.parquet")
-    content, table = io.BytesIO(), pa.table({"n": range(first, first + 400)})
     options = {"compression": "none", "use_dictionary": False, "write_statistics": False}
-    pq.write_table(table, content, row_group_size=100, **options)
-    web.put("a.parquet", content.getvalue())
+    pq.write_table(pa.table({"n": numbers}), file := io.BytesIO(), row_group_size=size, **options)
+    return file.getvalue()
+
+
+def put_rows(web, first=0):
+    """Write 400 rows in four groups as ``a.parquet``."""
+    web.put("a.parquet", parquet_of(range(first, first + 400), 100))
     return web.url("a.parquet")
 
 
 def test_parquet_of_a_busy_server_is_asked_again(web):
     """However often it refuses; fsspec says that the file is not found. The last error says why."""
-    url, web.store.faulty = put_rows(web), {"GET", "HEAD"}
-    web.store.faults[:] = ["busy"] * 4
+    url, web.faulty = put_rows(web), {"GET", "HEAD"}
+    web.faults[:] = ["busy"] * 4
     source = Parquet(url)
-    web.store.faults[:] = ["busy"] * 4
+    web.faults[:] = ["busy"] * 4
     assert [row["n"] for row in source] == [*range(400)]
-    assert not web.store.faults
-    web.store.faults[:] = ["busy"] * 4
+    assert not web.faults
+    web.faults[:] = ["busy"] * 4
     with pytest.raises(Exception, match=r"503(.|\n)*a\.parquet' failed after 2 attempts"):
         Parquet(url, retries=1)
     with pytest.raises(FileNotFoundError, match=r"none\.parquet"):
@@ -462,13 +417,13 @@ def test_copies_of_parquet_need_no_store(web, tmp_path, caplog):
     """They are read as shards are: also where it sends no ranges, which Parquet alone needs. One
     that somebody has cut is made anew."""
     url = put_rows(web)
-    web.store.ranges = web.store.says_length = False
+    web.ranges = web.says_length = False
     with pytest.raises(OSError, match=r"a\.parquet: the server sends .* Pass cache=FOLDER"):
         Parquet(url)
     assert len([*Parquet(url, cache=tmp_path)]) == 400
-    web.store.ranges = web.store.says_length = True
+    web.ranges = web.says_length = True
     assert len([*Parquet(url, cache=tmp_path)]) == 400
-    web.store.files.clear()
+    web.files.clear()
     assert len([*Parquet(url, cache=tmp_path)]) == 400
     assert "are read from their copies, new or old" in caplog.text
     put_rows(web)
@@ -483,8 +438,8 @@ def test_parquet_that_was_replaced_by_one_of_its_size_is_an_error(web, tmp_path,
 
     def put(first, date):
         put_rows(web, first)
-        web.store.etags = etags
-        web.store.dates["/bucket/a.parquet"] = f"Wed, {date} Oct 2015 07:28:00 GMT"
+        web.etags = etags
+        web.dates["/bucket/a.parquet"] = f"Wed, {date} Oct 2015 07:28:00 GMT"
 
     put(0, 21)
     source = Parquet(web.url("a.parquet"))
@@ -501,17 +456,13 @@ def test_parquet_that_was_replaced_by_one_of_its_size_is_an_error(web, tmp_path,
 def test_parquet_of_hugging_faces_hub_is_found_shuffled_and_kept(tmp_path, monkeypatch):
     """By its own client, which asks a server here as it asks the hub."""
     hub_client = pytest.importorskip("huggingface_hub", reason="hf:// needs huggingface_hub")
-    pa = pytest.importorskip("pyarrow")
-    pq = pytest.importorskip("pyarrow.parquet")
     monkeypatch.setenv("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")
     with contextlib.closing(HubStore()) as hub, contextlib.ExitStack() as ends:
         ends.callback(hub_client.close_session)  # its connections stay open
         for number in range(3):
-            content = io.BytesIO()
-            table = pa.table({"n": range(10 * number, 10 * number + 10)})
-            pq.write_table(table, content, row_group_size=5)
-            hub.put(f"data/train-{number}.parquet", content.getvalue())
-        options = {"endpoint": hub.url, "token": False, "skip_instance_cache": True}
+            numbers = range(10 * number, 10 * number + 10)
+            hub.put(f"data/train-{number}.parquet", parquet_of(numbers, 5))
+        options = {"endpoint": hub.address, "token": False, "skip_instance_cache": True}
         files = "hf://datasets/owner/name/**/*.parquet"
         source = Parquet(files, storage_options=options, cache=tmp_path)
         assert [row["n"] for row in source.iterate(7)] == [*range(7, 30)]
@@ -521,32 +472,34 @@ def test_parquet_of_hugging_faces_hub_is_found_shuffled_and_kept(tmp_path, monke
             Parquet(files, storage_options=options)
 
 
-# --- copies of shards -------------------------------------------------------------------------
-
-
 def read_copy(url, options, folder, sent):
     sent.put(numbers_of(TarShards(url, storage_options=options, cache=folder)))
+
+
+def forked(function, *arguments):
+    """A running process, and what it sends."""
+    context = multiprocessing.get_context("fork")
+    sent = context.SimpleQueue()
+    program = context.Process(target=function, args=(*arguments, sent))
+    program.start()
+    return program, sent
 
 
 def test_shard_is_downloaded_once_by_all_processes_of_a_machine(place, tmp_path):
     """While one does so, the others wait; later passes and programs find the copy."""
     place.put("a.tar", shard_of(300))
-    place.store.faults = ["cut"]
-    place.store.requests = []
-    context = multiprocessing.get_context("fork")
-    sent = context.SimpleQueue()
-    arguments = place.url("a.tar"), place.options, tmp_path / "kept", sent
-    programs = [context.Process(target=read_copy, args=arguments) for _ in range(8)]
-    for program in programs:
-        program.start()
-    assert [sent.get() for _ in programs] == [[*range(300)]] * 8
-    for program in programs:
+    place.faults = ["cut"]
+    place.requests = []
+    arguments = place.url("a.tar"), place.options, tmp_path / "kept"
+    programs = [forked(read_copy, *arguments) for _ in range(8)]
+    for program, sent in programs:
+        assert sent.get() == [*range(300)]
         program.join()
-    num_gets = place.store.num_gets
-    assert num_gets <= 2 + (place.store.faults == [])
+    num_gets = place.num_gets
+    assert num_gets <= 2 + (place.faults == [])
     source = TarShards(place.url("a.tar"), storage_options=place.options, cache=tmp_path / "kept")
     assert numbers_of(source) == numbers_of(source) == [*range(300)]
-    assert place.store.num_gets == num_gets
+    assert place.num_gets == num_gets
 
 
 def test_copies_of_shards_have_a_limit(web, tmp_path):
@@ -557,14 +510,14 @@ def test_copies_of_shards_have_a_limit(web, tmp_path):
     assert len([*(tmp_path / "shards").glob("*.tar")]) == 2
     assert source.loading_counts()["shards/removed"] == 2
     numbers_of(TarShards([urls[2], urls[1]], cache=tmp_path, max_bytes=5 * size // 2, ahead=0))
-    num_gets = web.store.num_gets
+    num_gets = web.num_gets
     numbers_of(TarShards([urls[2], urls[3]], cache=tmp_path, max_bytes=5 * size // 2, ahead=0))
-    assert web.store.num_gets == num_gets + 1
-    num_gets = web.store.num_gets
+    assert web.num_gets == num_gets + 1
+    num_gets = web.num_gets
     assert numbers_of(TarShards(urls[3], cache=tmp_path)) == [*range(150, 200)]
-    assert web.store.num_gets == num_gets
+    assert web.num_gets == num_gets
     assert numbers_of(TarShards(urls[0], cache=tmp_path)) == [*range(50)]
-    assert web.store.num_gets > num_gets
+    assert web.num_gets > num_gets
 
 
 @pytest.mark.parametrize("is_indexed", [False, True])
@@ -576,10 +529,10 @@ def test_next_shards_are_there_before_they_are_needed(web, tmp_path, is_indexed)
     samples = iter(source)
     first = numbers_of([next(samples)])
     until(lambda: len([*there.glob("*.tar")]) == 3)
-    num_gets = web.store.num_gets
+    num_gets = web.num_gets
     first += numbers_of(islice(samples, 20))
     until(lambda: len([*there.glob("*.tar")]) == 4)
-    assert web.store.num_gets == num_gets + 1
+    assert web.num_gets == num_gets + 1
     samples.close()
     until(lambda: not [each for each in threading.enumerate() if "spdl-shards" in each.name])
     assert [*first, *numbers_of(source.iterate(21))] == [*range(120)]
@@ -638,7 +591,7 @@ def test_shard_that_cannot_be_downloaded_leaves_nothing_that_is_found(web, tmp_p
     assert numbers_of(islice(samples, 20)) == [*range(20)]
     with pytest.raises(FileNotFoundError, match=r"none\.tar"):
         next(samples)
-    web.store.faults = ["cut", "busy"]
+    web.faults = ["cut", "busy"]
     with pytest.raises(Exception, match=r"1\.tar"):
         list(TarShards(web.url("1.tar"), cache=tmp_path, retries=0))
     assert len([*(tmp_path / "shards").glob("*.tar")]) == 1
@@ -647,12 +600,9 @@ def test_shard_that_cannot_be_downloaded_leaves_nothing_that_is_found(web, tmp_p
 def test_shard_whose_download_was_killed_is_downloaded_anew(web, tmp_path):
     """What is not whole has another name."""
     web.put("a.tar", content := shard_of(3000))
-    web.store.faults = ["hang"]
-    context = multiprocessing.get_context("fork")
-    arguments = web.url("a.tar"), {}, tmp_path, context.SimpleQueue()
-    program = context.Process(target=read_copy, args=arguments)
-    program.start()
-    until(lambda: web.store.num_gets > 0)
+    web.faults = ["hang"]
+    program, _ = forked(read_copy, web.url("a.tar"), {}, tmp_path)
+    until(lambda: web.num_gets > 0)
     program.kill()
     program.join()
     (part,) = (tmp_path / "shards").iterdir()
@@ -665,24 +615,21 @@ def test_shard_whose_download_was_killed_is_downloaded_anew(web, tmp_path):
 def test_shards_are_read_from_where_they_are_when_the_disk_is_full(web, tmp_path, caplog):
     """With one warning, and once each; in a process of its own, where files may have few bytes."""
     urls = put_shards(web, 3, 300)
-    context = multiprocessing.get_context("fork")
-    sent = context.SimpleQueue()
 
-    def full():
+    def full(sent):
         resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
         source = TarShards(urls, cache=tmp_path / "kept", ahead=0)
         numbers = numbers_of(source)
         sizes = [each.stat().st_size for each in (tmp_path / "kept").rglob("*.*")]
         sent.put((numbers, sizes, [record.getMessage() for record in caplog.records]))
 
-    program = context.Process(target=full)
-    program.start()
+    program, sent = forked(full)
     numbers, sizes, lines = sent.get()
     program.join()
     assert (numbers, sizes) == ([*range(900)], [0])
     (line,) = lines
     assert re.fullmatch(r".*/0\.tar: File too large: no more shards are kept in .*kept\.", line)
-    assert web.store.num_gets == 4
+    assert web.num_gets == 4
 
 
 def test_copy_of_a_local_shard_is_another_when_the_shard_is(tmp_path):
@@ -698,17 +645,17 @@ def test_copy_of_a_local_shard_is_another_when_the_shard_is(tmp_path):
 @pytest.mark.parametrize("etags", [True, False])
 def test_copy_of_a_shard_that_was_replaced_by_one_of_its_size_is_another(web, tmp_path, etags):
     """By the version that the store gives; where it gives none, only by the size."""
-    web.store.etags = etags
+    web.etags = etags
     url, others = web.url("a.tar"), tmp_path / "others"
     for number in range(3):
         web.put("a.tar", shard_of(9, first=number))
-        web.store.dates["/bucket/a.tar"] = f"Wed, 2{number} Oct 2015 07:28:00 GMT"
+        web.dates["/bucket/a.tar"] = f"Wed, 2{number} Oct 2015 07:28:00 GMT"
         source = TarShards(url, cache=tmp_path / "kept")
-        num_gets = web.store.num_gets
+        num_gets = web.num_gets
         for _ in range(2):
             assert numbers_of(source) == [*range(number, number + 9)]
-        assert web.store.num_gets == num_gets + 1
-    web.store.dates.clear()
+        assert web.num_gets == num_gets + 1
+    web.dates.clear()
     for number in range(2):
         web.put("a.tar", shard_of(9, first=number))
         found = numbers_of(TarShards(url, cache=others))
@@ -736,10 +683,10 @@ def test_copy_is_used_where_the_store_cannot_be_asked(web, tmp_path, caplog):
         for number, url in enumerate(urls):
             web.put(f"{number}.tar", shard_of(9, first=first + 9 * number))
             assert len(numbers_of(TarShards(url, cache=tmp_path))) == 9
-    web.store.files.clear()
-    web.store.requests.clear()
+    web.files.clear()
+    web.requests.clear()
     assert numbers_of(TarShards(urls, cache=tmp_path, ahead=0)) == [*range(18)]
-    assert {path for _, path, _ in web.store.requests} == {"/bucket/0.tar"}
+    assert {path for _, path, _ in web.requests} == {"/bucket/0.tar"}
     (record,) = caplog.records
     assert "are read from their copies, new or old" in record.message
 
@@ -781,7 +728,7 @@ def test_files_of_urls_are_kept(place, tmp_path):
     urls = [place.url(name) for name in contents]
     options = {"storage_options": place.options, "cache": tmp_path}
     source, other = Files(urls, **options, ahead=3), Files(urls, **options)
-    place.store.requests = []
+    place.requests = []
     assert list(source) == list(source.shard(0, 1)) == list(other) == urls
     for shuffled in (source, source.shuffle(seed=3)):
         numbers = [int(load_npy(name)) for name in shuffled]
@@ -789,14 +736,14 @@ def test_files_of_urls_are_kept(place, tmp_path):
     with source[-6].open() as opened:
         assert Reader()(source[2]) == opened.read() == contents["2.npy"]
     until(lambda: not [each for each in threading.enumerate() if "spdl-shards" in each.name])
-    num_gets = place.store.num_gets
+    num_gets = place.num_gets
     for context in map(multiprocessing.get_context, ("fork", "spawn")):
         sent = context.SimpleQueue()
         program = context.Process(target=read_files, args=(list(source), sent))
         program.start()
         assert sent.get() == [*contents.values()]
         program.join()
-    assert place.store.num_gets == num_gets == len(urls)
+    assert place.num_gets == num_gets == len(urls)
     downloaded = [each.loading_counts()["shards/bytes"] for each in (source, other)]
     assert sum(downloaded) == sum(map(len, contents.values()))
 
@@ -811,9 +758,9 @@ def test_kept_files_go_on_where_they_make_room(web, tmp_path):
         assert [int(load_npy(name)) for name in source] == [*range(6)]
         assert opened.read() == npy_of(0)
     assert source.loading_counts()["shards/removed"] == 4
-    num_gets = web.store.num_gets
+    num_gets = web.num_gets
     assert int(load_npy(source[0])) == 0
-    assert web.store.num_gets > num_gets
+    assert web.num_gets > num_gets
     there = tmp_path / "ahead" / "shards"
     names = iter(Files(urls, cache=tmp_path / "ahead"))
     assert next(names) == urls[0]
@@ -823,7 +770,7 @@ def test_kept_files_go_on_where_they_make_room(web, tmp_path):
     web.put("a.mp4", video)
     (name,) = Files(web.url("a.mp4"), cache=tmp_path)
     assert torch.equal(load_video(name), load_video(video))
-    web.store.files.clear()
+    web.files.clear()
     assert torch.equal(load_video(name), load_video(video))
     with pytest.raises(ValueError, match=r"cache= keeps files of URLs, got '.*\.py'.*file:///"):
         Files(__file__, cache=tmp_path)
@@ -893,7 +840,7 @@ def test_waits_for_downloads_are_the_verdict_live_and_of_a_file(web, tmp_path, w
         if way == "processes":
             options = {"multiprocessing_context": "fork"}
         loader = DataLoader(source, 20, num_workers=1, collate_fn=list, **options)
-    web.store.faults = [lambda: until(lambda: loader.snapshot().elapsed > 2.2)]
+    web.faults = [lambda: until(lambda: loader.snapshot().elapsed > 2.2)]
     with recording(loader, tmp_path / "run.db"):
         list(loader)
         live = loader.report().verdict
@@ -906,28 +853,25 @@ def test_waits_for_downloads_are_the_verdict_live_and_of_a_file(web, tmp_path, w
     assert (live.stage, live.action) == (stored.stage, stored.action)
 
 
-# --- how far ahead ----------------------------------------------------------------------------
-
-
 def test_web_server_is_held_back_by_the_reader(web):
     """What is not read yet stays in the socket, however large the shard."""
     web.put("a.tar", content := shard_of(48, size=MIB))
     samples = iter(TarShards(web.url("a.tar")))
     first = next(samples)
-    assert web.store.reader_waits.wait(30)
-    assert web.store.num_bytes_sent < len(content) // 2
+    assert web.reader_waits.wait(30)
+    assert web.num_bytes_sent < len(content) // 2
     assert numbers_of([first, *samples]) == [*range(48)]
-    assert web.store.num_bytes_sent == len(content)
+    assert web.num_bytes_sent == len(content)
 
 
 def test_object_store_is_asked_for_a_block_at_a_time(bucket):
     """8 MiB and what is wanted at the moment, neither fsspec's 50 MiB nor the whole."""
     bucket.put("a.tar", content := shard_of(24, size=MIB))
-    bucket.store.requests = []
+    bucket.requests = []
     num_read = 0
     for sample in TarShards(bucket.url("a.tar"), storage_options=bucket.options):
         num_read += len(sample["bin"])
-        ranges = [wanted for _, _, wanted in bucket.store.requests if wanted]
+        ranges = [wanted for _, _, wanted in bucket.requests if wanted]
         asked = int(ranges[-1].rpartition("-")[2]) + 1
         assert asked <= num_read + 11 * MIB
     assert asked == len(content)
