@@ -42,9 +42,6 @@ def fail(item):
     raise Boom(item)
 
 
-# -- queue classes
-
-
 class LoggingQueue(StatsQueue):
     """As in SPDL's example: an argument of its own in second place, filled in by a partial."""
 
@@ -173,9 +170,6 @@ def test_stage_hook_of_a_queue_that_raises_fails_the_pipeline(place):
     assert got == ([] if when == "enter" else list(range(5)))
 
 
-# -- task hooks
-
-
 def hook_of(**methods):
     """A hook with methods of its own."""
     return type("Own", (TaskHook,), methods)()
@@ -216,9 +210,6 @@ def test_hook_that_returns_no_context_manager_fails_the_pipeline(op, method):
         list(p)
     with pytest.raises(TypeError, match=match):
         raise failure.value.exceptions[0]
-
-
-# -- SPDL's own defaults
 
 
 @pytest.mark.parametrize(
@@ -282,9 +273,6 @@ def test_stage_id_is_where_the_names_of_stages_begin():
     assert names == ["0:5:src_queue", "0:6:decode_queue", "0:7:sink_queue"]
 
 
-# -- annotations
-
-
 def test_names_in_annotations_take_parameters():
     """As SPDL's do, at run time too."""
 
@@ -302,9 +290,6 @@ def test_names_in_annotations_take_parameters():
     assert list(build_pipeline(defs.PipelineConfig[int](*parts))) == [1]
 
 
-# -- reports of a pipeline
-
-
 def test_pipeline_reports_and_profiles_itself(tmp_path):
     """As PipelineDataset and DataLoader do; before it was started there is nothing."""
     p = pipeline_of(range(50), same, name="decode")
@@ -319,9 +304,6 @@ def test_pipeline_reports_and_profiles_itself(tmp_path):
     assert profile.statistics()["decode"]["num_tasks"] == 50
     assert "decode" in str(p.report())
     assert profile.write_trace(tmp_path / "trace.json").exists()
-
-
-# -- builds that fail
 
 
 def test_build_that_fails_leaves_nothing_to_stop_at_exit(tmp_path):
@@ -348,9 +330,6 @@ def test_build_that_fails_leaves_nothing_to_stop_at_exit(tmp_path):
     assert (code, out, err) == (0, "", "")
     rows = spdl_torch.observe.query_event_stats(tmp_path / "stats.db")
     assert [row.event_name for row in rows] == ["the end"]
-
-
-# -- fields
 
 
 @pytest.mark.parametrize("name", ["QueuePerfStats", "TaskPerfStats", "StageInfo"])

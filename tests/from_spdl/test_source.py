@@ -28,8 +28,6 @@ def spdl(name):
     return pytest.importorskip(name)
 
 
-# -- samplers --------------------------------------------------------------------------------------
-
 pytestmark = pytest.mark.filterwarnings("ignore:.*never visited:UserWarning")
 
 drops = st.booleans()
@@ -127,40 +125,41 @@ def test_order_is_spdl_s(arguments, seed):
     assert (len(ours), list(ours)) == (len(theirs), list(theirs))
 
 
+SHARE = {"rank": 0, "world_size": 2}
+BOTH = DistributedDeterministicSampler, DistributedRandomSampler
+ONE = (DistributedRandomSampler,)
+
+
 @pytest.mark.parametrize(
-    ("n", "options", "error", "complaint"),
+    ("kinds", "n", "options", "complaint"),
     [
-        (0, {}, ValueError, "n must be >= 1, got 0"),
-        (2.5, {}, TypeError, "integer"),
-        (9, {"world_size": 0}, ValueError, "world_size must be >= 1, got 0"),
-        (9, {"rank": 2}, ValueError, "rank must be between 0 and 1, got 2"),
-        (9, {"rank": -1}, ValueError, "rank must be between 0 and 1, got -1"),
-        (1, {}, ValueError, "Pass ddp_drop_last_distributed_round=False"),
+        (BOTH, 0, {}, "n must be >= 1, got 0"),
+        (BOTH, 2.5, {}, "integer"),
+        (BOTH, 9, {"world_size": 0}, "world_size must be >= 1, got 0"),
+        (BOTH, 9, {"rank": 2}, "rank must be between 0 and 1, got 2"),
+        (BOTH, 9, {"rank": -1}, "rank must be between 0 and 1, got -1"),
+        (BOTH, 1, {}, "Pass ddp_drop_last_distributed_round=False"),
+        (ONE, 3, {"num_draws": 0}, "num_draws must be >= 1 or None, got 0"),
+        (ONE, 3, {"num_draws": 4}, r"num_draws must be <= n without weights.*num_draws=4, n=3"),
+        (ONE, 3, {"weights": [1, 2]}, r"must be 3 numbers, one for each index, got shape \(2,\)"),
+        (ONE, 3, {"weights": [1, -1, 1]}, "weights must be finite and >= 0"),
+        (ONE, 3, {"weights": [1, float("nan"), 1]}, "weights must be finite and >= 0"),
+        (ONE, 3, {"weights": [0, 0, 0]}, "weights must add up to a finite number > 0, got 0"),
+        (ONE, 3, {"weights": [1e308] * 3}, "weights must add up to a finite number > 0, got inf"),
+        ((MergeIterator,), None, {"iterables": []}, "iterables must hold at least one"),
+        ((MergeIterator,), None, {"stop_after": -2}, "stop_after must be >= -1, got -2"),
+        ((MergeIterator,), None, {"weights": [1]}, "as many as iterables, got 1 weights for 2"),
+        ((MergeIterator,), None, {"weights": ["a", 1]}, "weights must be numbers"),
+        ((MergeIterator,), None, {"weights": [-1, 1]}, "must be finite and >= 0"),
+        ((MergeIterator,), None, {"weights": [0, 0]}, "must add up to a finite number > 0"),
     ],
 )
-@pytest.mark.parametrize("kind", [DistributedDeterministicSampler, DistributedRandomSampler])
-def test_share_is_refused_when_it_cannot_be(kind, n, options, error, complaint):
+def test_argument_is_refused_when_it_cannot_be_meant(kinds, n, options, complaint):
     """With the argument's name and what was given."""
-    with pytest.raises(error, match=complaint):
-        kind(n, **{"rank": 0, "world_size": 2, **options})
-
-
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        ({"num_draws": 0}, "num_draws must be >= 1 or None, got 0"),
-        ({"num_draws": 4}, r"num_draws must be <= n without weights.*num_draws=4, n=3"),
-        ({"weights": [1, 2]}, r"weights must be 3 numbers, one for each index, got shape \(2,\)"),
-        ({"weights": [1, -1, 1]}, "weights must be finite and >= 0"),
-        ({"weights": [1, float("nan"), 1]}, "weights must be finite and >= 0"),
-        ({"weights": [0, 0, 0]}, "weights must add up to a finite number > 0, got 0"),
-        ({"weights": [1e308] * 3}, "weights must add up to a finite number > 0, got inf"),
-    ],
-)
-def test_draws_are_refused_when_they_cannot_be(options, complaint):
-    """Likewise."""
-    with pytest.raises(ValueError, match=complaint):
-        DistributedRandomSampler(3, rank=0, world_size=1, **options)
+    first, given = ((), {"iterables": [[1], [2]]}) if n is None else ((n,), SHARE)
+    for kind in kinds:
+        with pytest.raises(TypeError if n == 2.5 else ValueError, match=complaint):
+            kind(*first, **{**given, **options})
 
 
 @pytest.mark.filterwarnings("error")
@@ -181,9 +180,6 @@ def test_dataset_does_not_divide_a_sampler_again(wrap):
     assert len(dataset) == 4
     own = [str(i) for i in DistributedRandomSampler(12, rank=1, world_size=3, seed=0)]
     assert list(dataset) == own
-
-
-# -- shuffling and repeating -----------------------------------------------------------------------
 
 
 class Recording:
@@ -260,8 +256,6 @@ def test_repeat_source_goes_round_what_cannot_be_shuffled():
         next(once)
 
 
-# -- merging ---------------------------------------------------------------------------------------
-
 lists = st.lists(st.lists(st.integers(), max_size=6), min_size=1, max_size=4)
 
 
@@ -285,26 +279,6 @@ def test_merging_loses_and_doubles_nothing(lists, weights, seed):
         merged = list(MergeIterator(numbered, weights=chosen, seed=seed))
         for place, items in enumerate(numbered):
             assert [each for each in merged if each[0] == place] == items
-
-
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        ({"iterables": []}, "iterables must hold at least one"),
-        ({"stop_after": -2}, "stop_after must be >= -1, got -2"),
-        ({"weights": [1]}, "must be as many as iterables, got 1 weights for 2"),
-        ({"weights": ["a", 1]}, "weights must be numbers"),
-        ({"weights": [-1, 1]}, "must be finite and >= 0"),
-        ({"weights": [0, 0]}, "must add up to a finite number > 0"),
-    ],
-)
-def test_merging_is_refused_when_it_cannot_be(options, complaint):
-    """With the argument's name and what was given."""
-    with pytest.raises(ValueError, match=complaint):
-        MergeIterator(**{"iterables": [[1], [2]], **options})
-
-
-# -- folders ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture

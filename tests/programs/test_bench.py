@@ -37,9 +37,6 @@ BENCH = ROOT / "examples" / "bench"
 KEYS = {"title", "settings", "metrics", "rows", "ratios", "failures", "remarks"}
 
 
-# -- what is measured ------------------------------------------------------------------------------
-
-
 LOADERS = {
     "ours": (ours, None),
     "torch": (torch_loader, None),
@@ -62,9 +59,6 @@ def test_every_loader_gives_each_sample_once(name):
     batches = [batch.tolist() for batch in run(work)()]
     assert sorted(itertools.chain(*batches)) == list(range(22))
     assert sorted(map(len, batches)) == [2, 4, 4, 4, 4, 4]
-
-
-# -- the command -----------------------------------------------------------------------------------
 
 
 def bench(options, **more):

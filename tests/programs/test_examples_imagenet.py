@@ -15,6 +15,7 @@ import pytest
 import replace_dataloader
 import torch
 from _folders import ROOT
+from _later import LIGHTNINGS_WARNINGS
 
 from spdl_torch.errors import DecodeError
 from spdl_torch.measuring.photographs import write_photographs
@@ -24,15 +25,8 @@ NUM_TRAIN, NUM_VALIDATION = 24, 7
 RATES = re.compile(r"[\d.]+ images/s|  waiting.*")
 
 pytestmark = [
-    # torch's loader forks, and warns of it where Python does (3.12).
-    pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),
-    # Lightning's own, with this torch.
-    pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),
-    pytest.mark.filterwarnings("ignore:.*LeafSpec:DeprecationWarning"),
+    *LIGHTNINGS_WARNINGS,
     pytest.mark.filterwarnings("ignore:.*have overridden `on_after_batch_transfer`"),
-    pytest.mark.filterwarnings("ignore:Checkpoint directory"),
-    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
-    pytest.mark.filterwarnings("ignore:The `srun` command is available"),
 ]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import _k400
 import pytest
-from _folders import ROOT
+from _later import LIGHTNINGS_WARNINGS
 
 from spdl_torch.errors import DecodeError, PipelineFailure
 from spdl_torch.io import VideoInfo
@@ -17,15 +17,9 @@ av = pytest.importorskip("av")
 if importlib.util.find_spec("lightning") is None:  # which is imported no earlier than it is used
     pytest.skip("could not import 'lightning'", allow_module_level=True)
 
-REAL_VIDEOS = ROOT.parent / "shared" / "data" / "videos"
-REAL_NAMES = ("k400_arm_wrestling.mp4", "structuralize.mp4", "test_a.mp4", "test_b.avi")
 HEADER = "label,youtube_id,time_start,time_end,split\n"
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*LeafSpec"),
-    pytest.mark.filterwarnings("ignore:The `srun` command is available"),
-]
+pytestmark = LIGHTNINGS_WARNINGS
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +32,7 @@ def program():
 
 @pytest.fixture(scope="module")
 def videos(tmp_path_factory):
-    """Four videos: real ones where they are at hand."""
-    paths = [REAL_VIDEOS / name for name in REAL_NAMES]
-    if all(path.exists() for path in paths):
-        return paths
+    """Four videos."""
     folder = tmp_path_factory.mktemp("videos")
     _k400.write_videos(folder, num_classes=2, per_class=2)
     return sorted(folder.rglob("*.mp4"))

@@ -19,9 +19,6 @@ def smoke(program, *options, cwd):
     return done.stdout.splitlines()
 
 
-# -- text ------------------------------------------------------------------------------------------
-
-
 EPOCH = r"epoch (\d)  (\d+) \w+  loss ([\d.]+)  .*waited for data \d+%"
 
 
@@ -36,9 +33,6 @@ def test_language_model_learns_from_a_child_process(tmp_path):
     assert re.match(r"after 'an owl likes the': ('.+'$|nothing, the model ends)", lines[-1])
 
 
-# -- videos ----------------------------------------------------------------------------------------
-
-
 def test_video_classifier_learns_from_a_child_process(tmp_path):
     """Every epoch has all clips that fill a batch; validation has every video that is held out."""
     pytest.importorskip("av")
@@ -47,9 +41,6 @@ def test_video_classifier_learns_from_a_child_process(tmp_path):
     epochs = [re.match(EPOCH, line).groups() for line in lines[1:]]
     assert [(number, clips) for number, clips, _ in epochs] == [(n, "10") for n in "123"]
     assert all(re.search(r"validation (0|50|100)%$", line) for line in lines[1:])
-
-
-# -- images in a table -----------------------------------------------------------------------------
 
 
 def test_fine_tuning_goes_on_where_it_was_saved(tmp_path):

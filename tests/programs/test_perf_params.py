@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader as TorchDataLoader, IterableDataset
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.autotune import Limits, PerfParams
-from spdl_torch.autotune.estimate import nbytes_of
 from spdl_torch.io import transfer_tensor
 from spdl_torch.machine.limits import read_limits
 from spdl_torch.pipeline import PipelineBuilder
@@ -24,41 +23,29 @@ from spdl_torch.pipeline import PipelineBuilder
 MIB = 2**20
 
 
-# -- the formula ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
-    ("limits", "cpu_util", "expected"),
+    ("options", "expected"),
     [
-        ((16, 1), 0.4, 6),
-        ((100, 1), 0.29, 29),
-        ((16, 4), 1.0, 4),
-        ((1.5, 1), 1.0, 1),
-        ((2, 1), 0.4, 1),
-        ((0.5, 8), 0.4, 1),
+        *(
+            ({"num_cores": cores, "local_world_size": ranks, "cpu_util": util}, (workers, 2))
+            for cores, ranks, util, workers in (
+                *((16, 1, 0.4, 6), (100, 1, 0.29, 29), (16, 4, 1.0, 4)),
+                *((1.5, 1, 1.0, 1), (2, 1, 0.4, 1), (0.5, 8, 0.4, 1)),
+            )
+        ),
+        *(
+            ({"num_cores": 4, "memory_bytes": memory}, expected)
+            for memory, expected in (
+                *((13 * 3200, (4, 2)), (13 * 3200 - 1, (4, 1)), (9 * 3200 - 1, (3, 1))),
+                *((5 * 3200, (2, 1)), (4 * 3200, (1, 2)), (0, (1, 1))),
+            )
+        ),
     ],
 )
-def test_threads_are_a_share_of_the_cores(limits, cpu_util, expected):
-    """A share of this rank's cores, rounded down, at least one."""
-    cores, ranks = limits
-    params, _ = estimate([b"x"], num_cores=cores, local_world_size=ranks, cpu_util=cpu_util)
-    assert params.num_workers == expected
-
-
-@pytest.mark.parametrize(
-    ("memory", "expected"),
-    [
-        (13 * 32 * 100, (4, 2)),
-        (13 * 32 * 100 - 1, (4, 1)),
-        (9 * 32 * 100 - 1, (3, 1)),
-        (5 * 32 * 100, (2, 1)),
-        (4 * 32 * 100, (1, 2)),
-        (0, (1, 1)),
-    ],
-)
-def test_loader_of_four_threads_shrinks_when_memory_does(memory, expected):
-    """Batches of 32 elements of 100 bytes: first fewer ahead, then fewer workers; to 1 and 1."""
-    params, _ = estimate([1], num_cores=4, memory_bytes=memory, element_bytes=100, batch_size=32)
+def test_workers_are_a_share_of_the_cores_and_fit_into_memory(options, expected):
+    """A share of this rank's cores, rounded down, at least one. Of batches of 32 elements of 100
+    bytes less memory has first fewer ahead, then fewer workers; to 1 and 1."""
+    params, _ = estimate([1], element_bytes=100, batch_size=32, **options)
     assert (params.num_workers, params.prefetch_factor) == expected
 
 
@@ -103,9 +90,6 @@ def test_pipeline_stays_within_memory_and_grows_with_it(most, memory, element, s
         assert set(params.buffer_size.values()) <= {1}
     richer, _ = found(most, 2 * memory + 1)
     assert max(richer.concurrency.values(), default=1) >= threads
-
-
-# -- the machine ---------------------------------------------------------------------------------
 
 
 def tree(root, files=""):
@@ -170,10 +154,14 @@ MACHINES = {
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_limits_are_the_tightest_of_machine_and_cgroups(machine, tmp_path):
-    """Both versions, also when a limit stands further out or the name is that of the host."""
+    """Both versions, also when a limit stands further out or the name is that of the host. The
+    number of ranks is torchrun's LOCAL_WORLD_SIZE, or one."""
     files, cores, memory = MACHINES[machine]
-    limits = read_limits(tree(tmp_path, files), 8, {})
-    assert limits == Limits(num_cores=cores, memory_bytes=memory)
+    root = tree(tmp_path, files)
+    for value, ranks in (("4", 4), ("", 1), ("0", 1), ("many", 1)):
+        limits = read_limits(root, 8, {"LOCAL_WORLD_SIZE": value})
+        expected = Limits(num_cores=cores, memory_bytes=memory, local_world_size=ranks)
+        assert limits == expected
 
 
 def test_limits_of_this_machine_and_of_one_without_proc(tmp_path):
@@ -181,16 +169,6 @@ def test_limits_of_this_machine_and_of_one_without_proc(tmp_path):
     for limits in (Limits.of_this_machine(), read_limits(tmp_path, 4, {})):
         assert limits.num_cores > 0
         assert limits.memory_bytes is None or limits.memory_bytes > MIB
-
-
-@pytest.mark.parametrize(("value", "ranks"), [("4", 4), ("", 1), ("0", 1), ("many", 1)])
-def test_ranks_are_those_of_torchrun(value, ranks, tmp_path):
-    """LOCAL_WORLD_SIZE, or one."""
-    environ = {"LOCAL_WORLD_SIZE": value}
-    assert read_limits(tree(tmp_path), 4, environ).local_world_size == ranks
-
-
-# -- what is measured ----------------------------------------------------------------------------
 
 
 @dataclass
@@ -205,28 +183,17 @@ ENDLESS = [b"123"]
 ENDLESS.append(ENDLESS)
 
 
-@pytest.mark.parametrize(
-    ("element", "nbytes"),
-    [
-        (ENDLESS, 3),
-        (torch.zeros(3, 4, dtype=torch.int16), 24),
-        (np.zeros((3, 4)), 96),
-        (memoryview(b"12345"), 5),
-        (b"12345", 5),
-        ("label", 5),
-        (7, 8),
-        (None, 0),
-        ((torch.zeros(2), {"a": [b"123", 1.5], "b": None}), 19),
-        (Sample(torch.zeros(5), 3), 28),
-        (Image.new("RGB", (4, 5)), 60),
-        ([], 0),
-        (object(), None),
-        ((torch.zeros(2), object()), None),
-    ],
-)
-def test_size_is_that_of_the_data(element, nbytes):
-    """Nested containers are looked through; what is not known is not guessed."""
-    assert nbytes_of(element) == nbytes
+SIZES = [
+    (ENDLESS, 3),
+    (torch.zeros(3, 4, dtype=torch.int16), 24),
+    (np.zeros((3, 4)), 96),
+    (memoryview(b"12345"), 5),
+    ("label", 5),
+    (7, 8),
+    ((torch.zeros(2), {"a": [b"123", 1.5, []], "b": None}), 19),
+    (Sample(torch.zeros(5), 3), 28),
+    (Image.new("RGB", (4, 5)), 60),
+]
 
 
 class Growing:
@@ -272,11 +239,12 @@ def estimate(target, **options):
         (Growing(2), "16 bytes (the largest of 2 samples)"),
         (Growing(bad=[66]), "272 bytes (the largest of 2 samples)"),
         (ZerosStream(), "2 bytes (the largest of 3 samples)"),
-        ([b"1", b"22"], "2 bytes (the largest of 2 samples)"),
+        *(([b"1", each], f"{nbytes} bytes (the largest of 2 samples)") for each, nbytes in SIZES),
     ],
 )
 def test_element_is_measured_on_samples(target, found):
-    """Evenly chosen where there are places; the samples measured are reported."""
+    """Evenly chosen where there are places; the samples measured are reported. Nested containers
+    are looked through."""
     _, text = estimate(target)
     assert f"element: {found}, 1 in a batch" in text.splitlines()
 
@@ -297,7 +265,7 @@ def test_random_numbers_are_as_before_when_samples_were_measured():
     [
         (Growing(0), "there is no sample"),
         (Growing(bad=range(100)), r"no sample could be loaded \(OSError: cannot read 66\)"),
-        ([object()], "a sample has a object in it, whose size is not known"),
+        ([(1, object())], "a sample has a object in it, whose size is not known"),
         (iter([1]), "the dataset, a list_iterator, is an iterator, which runs once"),
     ],
 )
@@ -318,9 +286,6 @@ def test_nothing_is_loaded_when_the_size_is_given():
     assert params == PerfParams.manual(num_workers=10, prefetch_factor=1)
     assert "element: 1,048,576 bytes (given), 4 in a batch" in text
     assert "in flight: at most 84.0 MiB" in text
-
-
-# -- what comes out ------------------------------------------------------------------------------
 
 
 def test_every_figure_is_printed(capsys):
@@ -423,31 +388,17 @@ def test_argument_is_refused_when_it_cannot_be_meant(make, error, message):
         make()
 
 
-# -- put to use ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("loader_class", [DataLoader, TorchDataLoader])
-def test_batches_are_the_same_when_a_loader_is_made_of_it(loader_class):
-    """A loader that was estimated gives what one without workers gives."""
+def test_loader_is_asked_for_its_dataset_and_its_batch_size(loader_class):
+    """Or for its batch sampler's: the loader itself says None then. What is given counts."""
     dataset = [torch.full((3,), n) for n in range(20)]
-    plain = loader_class(dataset, batch_size=4)
-    params, text = estimate(plain, num_cores=2)
+    params, text = estimate(loader_class(dataset, batch_size=4), num_cores=2)
     assert "element: 24 bytes (the largest of 3 samples), 4 in a batch" in text
     assert params.loader_options() == {"num_workers": 2, "prefetch_factor": 2}
-    if loader_class is TorchDataLoader:
-        return  # no processes for this test
-    loader = loader_class(dataset, batch_size=4, **params.loader_options())
-    assert torch.equal(torch.stack(list(loader)), torch.stack(list(plain)))
-
-
-def test_batch_size_is_that_of_the_batch_sampler_when_it_has_one():
-    """The loader itself says None then."""
-    dataset = [b"12"] * 20
     sampler = torch.utils.data.BatchSampler(range(20), batch_size=5, drop_last=False)
-    _, text = estimate(DataLoader(dataset, batch_sampler=sampler))
-    assert text.splitlines()[2].endswith("5 in a batch")
-    _, text = estimate(DataLoader(dataset, batch_sampler=sampler), batch_size=7)
-    assert text.splitlines()[2].endswith("7 in a batch")
+    for options, expected in (({}, 5), ({"batch_size": 7}, 7)):
+        _, text = estimate(loader_class(dataset, batch_sampler=sampler), **options)
+        assert text.splitlines()[2].endswith(f"{expected} in a batch")
 
 
 def test_loader_options_are_what_torch_takes():
@@ -495,17 +446,12 @@ def test_pipeline_gives_the_same_when_it_was_estimated():
     assert [stage.buffer_size for stage in spec.pipes] == [64, 64, 7, 64, 64]
     assert spec.pipes[0].output_order == "completion"  # as it was: not in order
     assert spec.pipes[1].output_order == "input"
-    pipeline = params.apply(plain.__class__.from_config(spec)).build(**params.build_options())
-    with pipeline.auto_stop():
-        found = torch.cat([batch[:, 0] for batch in pipeline])
-    assert sorted(found.tolist()) == list(range(40))
-
-
-def test_dataset_takes_the_options_of_build():
-    """A pipeline dataset is made of the same two."""
-    params, _ = estimate(builder(), num_cores=2)
-    dataset = PipelineDataset(params.apply(builder()), **params.build_options())
-    assert sum(len(batch) for batch in dataset) == 40
+    applied = params.apply(PipelineBuilder.from_config(spec))
+    dataset = PipelineDataset(applied, **params.build_options())
+    with (pipeline := applied.build(**params.build_options())).auto_stop():
+        for batches in (pipeline, dataset):
+            found = torch.cat([batch[:, 0] for batch in batches])
+            assert sorted(found.tolist()) == list(range(40))
     with pytest.raises(TypeError, match="got a PipelineDataset"):
         estimate(dataset)
 
@@ -559,17 +505,14 @@ def test_aggregates_count_by_their_elements_until_they_are_taken_apart():
     assert "in flight: at most 92.0 MiB" in text
 
 
-def test_source_is_untouched_when_it_can_be_iterated_only_once():
-    """No item is lost to measuring."""
+def test_pipelines_size_is_not_known_where_the_source_or_the_last_form_tells_none():
+    """No item of a source that can be iterated only once is lost to measuring; a short path says
+    nothing of the packets that were read from it."""
     plain = PipelineBuilder().add_source(iter(range(5))).pipe(abs).add_sink()
     with pytest.warns(UserWarning, match="the source, a range_iterator, is an iterator"):
         params, _ = estimate(plain)
     with params.apply(plain).build().auto_stop() as pipeline:
         assert list(pipeline) == [0, 1, 2, 3, 4]
-
-
-def test_size_is_not_known_when_the_last_form_has_none():
-    """A short path says nothing of the packets that were read from it."""
     plain = PipelineBuilder().add_source(["a.mp4"]).pipe(lambda path: object(), name="demux")
     with pytest.warns(UserWarning, match="has a object in it"):
         estimate(plain.aggregate(2).add_sink())

@@ -25,8 +25,6 @@ from spdl_torch.__main__ import main
 from spdl_torch.data.sources._index import index_path, scan_tar
 from spdl_torch.prepare import samples, shards
 
-forked = multiprocessing.get_context("fork")
-
 
 def picture(number, size=(24, 16)):
     """Smooth, so that JPEGs of it are close to it."""
@@ -79,9 +77,6 @@ def samples_of(folder):
                 key, _, field = member.name.partition(".")
                 samples.setdefault(key, {})[field] = tar.extractfile(member).read()
     return samples
-
-
-# --- what is written -------------------------------------------------------------------------
 
 
 def test_shards_hold_every_file_once(images, tmp_path):
@@ -186,9 +181,6 @@ def test_images_are_resized_as_pillow_does(tmp_path):
         assert np.abs(difference).mean() < 4
 
 
-# --- the same bytes --------------------------------------------------------------------------
-
-
 def test_bytes_are_the_same_for_any_number_of_workers(images, tmp_path):
     """Tars, indexes and the plan."""
     options = ["--resize", 12, "--shard-samples", 4]
@@ -228,9 +220,14 @@ def end_at(event_number, signum, source, out, sent):
 
 def run_to_event(event_number, signum, source, out):
     """The status that the command returned and the number of events; None = it was killed."""
-    sent = forked.SimpleQueue()
-    arguments = (event_number, signum, source, out, sent)
-    child = forked.Process(target=end_at, args=arguments)
+    return in_a_fork(end_at, event_number, signum, source, out)
+
+
+def in_a_fork(function, *arguments):
+    """What it sends; None if it was killed before."""
+    context = multiprocessing.get_context("fork")
+    sent = context.SimpleQueue()
+    child = context.Process(target=function, args=(*arguments, sent))
     child.start()
     child.join()
     return None if sent.empty() else sent.get()
@@ -270,11 +267,7 @@ def fill_disk(source, out, sent):
 
 def test_full_disk_leaves_whole_files(images, tmp_path):
     """The error is the system's, nothing half-written stays, and there is nothing to repair."""
-    sent = forked.SimpleQueue()
-    child = forked.Process(target=fill_disk, args=(images, tmp_path / "out", sent))
-    child.start()
-    status, _, log = sent.get()
-    child.join()
+    status, _, log = in_a_fork(fill_disk, images, tmp_path / "out")
     assert status == 1
     assert "File too large" in log
     assert set(contents(tmp_path / "out")) == {"dataset.json"}
@@ -303,9 +296,6 @@ def test_progress_is_shown(images, tmp_path, monkeypatch):
     assert done == f"\r\033[Klisting {images} ...\r\033[K2 of 3 shards done before"
     # Drawn every sixteenth sample. In the end it is gone.
     assert bars.split("\r\033[K")[1:] == ["shard 2 of 3 [............] 0/4", ""]
-
-
-# --- bad input -------------------------------------------------------------------------------
 
 
 def test_bad_image_is_named_and_left_out_on_request(images, tmp_path):
@@ -435,9 +425,6 @@ def test_folder_of_another_plan_is_refused(images, tmp_path):
     status, _, log = prepare(source, out)
     assert (status, contents(out)) == (2, before)
     assert "was begun with other files" in log
-
-
-# --- damage ----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
