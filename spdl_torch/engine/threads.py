@@ -130,6 +130,16 @@ def _function_modes() -> Callable[[], None] | None:
     return take_over
 
 
+def _leave_function_modes() -> None:
+    """Leave those of this thread. What is left, torch lets go of when Python's thread has ended,
+    and asks for the GIL: if the interpreter exits meanwhile, that aborts the process.
+    """
+    overrides: Any = sys.modules.get("torch.overrides")
+    if hasattr(overrides, "_get_current_function_mode_stack"):
+        for _ in overrides._get_current_function_mode_stack():
+            overrides._pop_mode()
+
+
 @takes_over
 def _thread_of_use() -> Callable[[], None]:
     """Take over for whom the caller works: what a thread of ours starts is for the same one."""
@@ -252,6 +262,7 @@ def _run_as(name: str, target: Callable[[], None], steps: Sequence[Callable[[], 
         target()
     finally:
         thread_ends()
+        _leave_function_modes()
 
 
 def _now_in_child() -> None:

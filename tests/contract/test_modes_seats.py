@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 import torch
 from _datasets import Made
+from _loader_helpers import assert_threads_end
 from _seats import FORKED, NONE, THREADS, in_seats
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+
+from spdl_torch import DataLoader
 
 
 class OnesForZeros(TorchFunctionMode):
@@ -47,3 +51,30 @@ def test_modes_are_those_of_the_thread_that_begins_the_epoch(seat: Any, mode: An
     assert again == [] or again[0][1].sum() == 0, "each epoch has its own"
     if not seat.are_processes and seat.num_workers:
         torch.ones(2, 2, requires_grad=True).mul(batches[0][4]).sum().backward()
+
+
+class LastWord:
+    """Is told of the modes of the thread that it belongs to when that ends."""
+
+    def __init__(self, found: list[int]) -> None:
+        self.found = found
+
+    def __del__(self) -> None:
+        self.found.append(len(_get_current_function_mode_stack()))
+
+
+def test_threads_end_without_function_modes() -> None:
+    """torch would let go of what a thread leaves after Python's end of it, and ask for the GIL: as
+    the interpreter exits, that aborts the process."""
+    of_thread, found = threading.local(), list[int]()
+
+    def look_last(index: int) -> int:
+        of_thread.word = getattr(of_thread, "word", None) or LastWord(found)
+        return len(_get_current_function_mode_stack())
+
+    with OnesForZeros():
+        batches = list(DataLoader(Made(look_last, 8), num_workers=2, isolation="thread"))
+    assert_threads_end()
+    assert sum(batches).item() == 8, "each sample was made in the mode"
+    assert found
+    assert not any(found)
