@@ -11,7 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from . import __version__
-from .check_gpu.arguments import add_check_gpu
 from .command_options import CommandError
 from .demo.command import add_demo
 from .measuring.arguments import add_photographs
@@ -27,11 +26,12 @@ if TYPE_CHECKING:
 _COMMANDS = (
     *(add_run, add_demo, add_photographs, add_prepare),
     *(add_report, add_plot, add_trace),
-    add_check_gpu,
 )
 
 
 _WENT = {
+    "check-gpu": "In a clone of the repository use python -m pytest -m cuda, and for rates "
+    "python examples/bench; demo, too, checks that batches reach a GPU whole.",
     "watch": "Use report FILE, again and again: it reads the file of a run in progress, too.",
 }
 """Commands that are gone, each with what to use instead."""

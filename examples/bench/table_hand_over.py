@@ -2,10 +2,11 @@
 
 The device is one that does nothing: copies are done at once, events have always passed. So the
 times are our own share; CUDA's calls (two events, a wait, one mark for each tensor) come on top.
+The rows of a GPU, with ``--full``, have these, too.
 The first column is what comes between the model's steps in any case: receiving the batch, waiting
 for its copy and handing it over. The second is what it takes to request another one; the third is
 both. Before each ``next()`` come 4 ms, as for a step of a model, so that the batch is ready.
-torch's row has no device: there the loop moves the batch itself.
+torch's loader has no device: on a GPU the loop moves the batch itself.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from .hand_over import WARM_UP, hand_overs
 from .report import Goal, cost
 from .tables import Contender, Table
 
@@ -122,7 +124,8 @@ def ours(dataset: Any, num_workers: int, isolation: Any, device: str | None) -> 
     """Return our loader."""
     from spdl_torch.loader.dataloader import DataLoader
 
-    options = {"num_workers": num_workers, "isolation": isolation, "device": device}
+    place = "cuda" if device == "idle" else device
+    options = {"num_workers": num_workers, "isolation": isolation, "device": place}
     return DataLoader(dataset, BATCH, **options)
 
 
@@ -148,26 +151,38 @@ def _idle_device() -> Iterator[None]:
             setattr(cuda, name, value)
 
 
-def torchs(dataset: Any, num_workers: int) -> Any:
+def torchs(dataset: Any, num_workers: int, device: str | None) -> Any:
     """Return torch's loader."""
     from torch.utils.data import DataLoader
 
-    return DataLoader(dataset, BATCH, num_workers=num_workers)
+    return DataLoader(dataset, BATCH, num_workers=num_workers, pin_memory=device is not None)
+
+
+def _moved(batch: Any) -> Any:
+    return [each.to("cuda", non_blocking=True) for each in batch]
+
+
+def _settle(device: str | None) -> None:
+    """Return when the next batch has arrived."""
+    import torch
+
+    if device == "cuda":
+        torch.cuda.synchronize()
+    time.sleep(_STEP_SECONDS)
 
 
 def measure(contender: Contender, settings: dict[str, Any]) -> dict[str, float]:
     """Measure one pass."""
     import threading
 
-    from spdl_torch.measuring.hand_over import WARM_UP, hand_overs
-
     dataset = Pictures(BATCH * (settings["batches"] + WARM_UP))
     loader = contender.run(dataset, settings["num_workers"], **contender.arguments)
-    settle = partial(time.sleep, _STEP_SECONDS)
+    device = contender.arguments["device"]
     Idle.made_by.clear()
-    with _idle_device():
+    with _idle_device() if device == "idle" else contextlib.nullcontext():
         batches = iter(loader)
-    took = hand_overs(batches, settings["batches"], settle)
+    move = _moved if device == "cuda" and contender.run is torchs else None
+    took = hand_overs(batches, settings["batches"], partial(_settle, device), move)
     totals = [each.total_us for each in took]
     return {
         "receiving_us": statistics.median(each.receiving_us for each in took),
@@ -178,9 +193,9 @@ def measure(contender: Contender, settings: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def _ours(name: str, isolation: str, device: str | None, *, smoke: bool = False) -> Contender:
+def _ours(name: str, isolation: str, device: str | None, **more: Any) -> Contender:
     arguments = {"isolation": isolation, "device": device}
-    return Contender(f"ours, {name}", ours, arguments=arguments, smoke=smoke)
+    return Contender(f"ours, {name}", ours, arguments=arguments, **more)
 
 
 TABLES = (
@@ -189,11 +204,14 @@ TABLES = (
         title=f"The thread that trains, for each batch of {BATCH} small pictures",
         metrics=METRICS,
         contenders=(
-            _ours("threads, device", "thread", "cuda", smoke=True),
-            _ours("processes, device", "process", "cuda"),
+            _ours("threads, device", "thread", "idle", smoke=True),
+            _ours("processes, device", "process", "idle"),
             _ours("threads", "thread", None),
             _ours("processes", "process", None),
-            Contender("torch", torchs),
+            Contender("torch", torchs, arguments={"device": None}),
+            _ours("threads, GPU", "thread", "cuda", is_usual=False),
+            _ours("processes, GPU", "process", "cuda", is_usual=False),
+            Contender("torch, GPU", torchs, arguments={"device": "cuda"}, is_usual=False),
         ),
         prepare=_prepare,
         measure=measure,
@@ -203,6 +221,8 @@ TABLES = (
             Goal("receiving_us", "ours, processes, device", at_most=40),
             Goal("allocations", "ours, threads, device", at_most=1),
             Goal("allocations", "ours, processes, device", at_most=1),
+            Goal("receiving_us", "ours, threads, GPU", "torch, GPU", at_most=1.0),
+            Goal("receiving_us", "ours, processes, GPU", "torch, GPU", at_most=1.0),
         ),
     ),
 )

@@ -1,6 +1,7 @@
 """``step``: what loading costs the training step when the loader is not the bottleneck.
 
-``resnet18`` trains on photographs, cropped at random to 224 x 224 (a CPU sees 64 x 64 of them);
+``resnet18`` trains on photographs, cropped at random to 224 x 224 (a CPU sees 64 x 64 of them), and
+with ``--full``, for a GPU, ``resnet50`` in bfloat16;
 ``transformer`` on padded texts. A measurement is one process in which blocks of steps alternate:
 cached batches (headspace: what training could do if loading were free), and the loader, in full
 swing. ``step / headspace`` is the median, over pairs of adjacent blocks, of the median step with
@@ -18,12 +19,11 @@ from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from spdl_torch.measuring.hand_over import quantile
-
 from . import images, table_photographs, table_tiny
+from .hand_over import quantile
 from .image_peers import spdl_decoding
 from .loaders import Work, nothing, ours, spdl_batches, torch_loader
-from .report import Goal, cost
+from .report import Goal, Metric, cost
 from .tables import Contender, Table
 from .trainers import make_trainer
 
@@ -33,14 +33,16 @@ if TYPE_CHECKING:
 
     from .tables import BenchOptions
 
+_MODELS = ("resnet18", "transformer", "resnet50")
 _BATCH = {("resnet18", "cpu"): 16, ("transformer", "cpu"): 8, ("resnet18", "cuda"): 64}
-_BATCH["transformer", "cuda"] = 64
+_BATCH |= {("transformer", "cuda"): 64, ("resnet50", "cpu"): 4, ("resnet50", "cuda"): 256}
 _TRAINED_PIXELS = 64
 """The size of pictures on a CPU, which would take a second to train on a batch of whole ones."""
 METRICS = (
     cost("step_ratio", "step / headspace", 3),
     cost("step_p50_ratio", "p50 / idle", 3),
     cost("step_p99_ratio", "p99 / idle", 3),
+    Metric("per_second", "samples/s"),
     cost("step_ms", "step, ms", 1),
     cost("headspace_ms", "headspace, ms", 1),
     cost("wait_ratio", "waiting for data, %", 1),
@@ -67,7 +69,7 @@ def _prepare(options: BenchOptions, folder: Path) -> dict[str, Any]:
 def _work(settings: dict[str, Any], num_batches: int, model: str, data: str) -> Work:
     batch = 4 if settings["smoke"] else _BATCH[model, settings["device"]]
     num_samples = num_batches * batch
-    if model == "resnet18":
+    if model != "transformer":
         one = {**settings, "batch_size": batch}
         return table_photographs.make_work(one, num_samples, data)
     return Work(
@@ -113,6 +115,7 @@ def measure(contender: Contender, settings: dict[str, Any]) -> dict[str, float]:
         "step_ratio": median(block[True] / block[False] for block in blocks),
         "step_p50_ratio": quantile(singles[True], 0.5) / quantile(singles[False], 0.5),
         "step_p99_ratio": quantile(singles[True], 0.99) / quantile(singles[False], 0.99),
+        "per_second": work.batch_size / median(block[True] for block in blocks),
         "step_ms": median(block[True] for block in blocks) * 1e3,
         "headspace_ms": median(block[False] for block in blocks) * 1e3,
         "wait_ratio": median(waits) * 100,
@@ -215,7 +218,7 @@ def _run_of(contender: Contender, settings: dict[str, Any]) -> Callable[..., Any
 
 
 def _contenders(model: str) -> Iterator[Contender]:
-    photographs = model == "resnet18"
+    photographs = model != "transformer"
     for name, run, data, *needs in (
         ("cached batches", nothing, "folder"),
         ("ours, threads", ours, "folder"),
@@ -228,7 +231,8 @@ def _contenders(model: str) -> Iterator[Contender]:
             run,
             tuple(needs),
             {"model": model, "data": data},
-            smoke=photographs and name == "ours, threads",
+            smoke=model == "resnet18" and name == "ours, threads",
+            is_usual=model != "resnet50",
             decodes_with_spdl=photographs and bool(needs),
         )
 
@@ -248,9 +252,9 @@ TABLES = (
         name="step",
         title="The training step beside a loader that is not the bottleneck",
         metrics=METRICS,
-        contenders=(*_contenders("resnet18"), *_contenders("transformer")),
+        contenders=tuple(one for model in _MODELS for one in _contenders(model)),
         prepare=_prepare,
         measure=measure,
-        goals=(*_goals("resnet18"), *_goals("transformer")),
+        goals=tuple(one for model in _MODELS for one in _goals(model)),
     ),
 )

@@ -15,17 +15,21 @@ _WIDTH = 128
 def make_trainer(model: str, device: str) -> Callable[[Any], None]:
     """Return a function that does one step (forward, backward, SGD) on a batch of the loader.
 
-    model: ``resnet18`` takes uint8 pictures (N, 3, H, W), ``transformer`` token numbers (N, T).
+    model: ``resnet18`` and ``resnet50``, which trains in bfloat16, take uint8 pictures
+        (N, 3, H, W), ``transformer`` token numbers (N, T).
     The batch may be on the host or on ``device``. A step returns when its kernels are launched.
     """
-    return _resnet(device) if model == "resnet18" else _transformer(device)
+    return _transformer(device) if model == "transformer" else _resnet(model, device)
 
 
-def _resnet(device: str) -> Callable[[Any], None]:
+def _resnet(name: str, device: str) -> Callable[[Any], None]:
     import torch
     import torchvision
 
-    model = torchvision.models.resnet18(num_classes=NUM_CLASSES).to(device).train()
+    model = getattr(torchvision.models, name)(num_classes=NUM_CLASSES).to(device).train()
+    is_large = name == "resnet50"
+    if is_large:
+        model.to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
     def step(batch: Any) -> None:
@@ -33,7 +37,8 @@ def _resnet(device: str) -> Callable[[Any], None]:
         # Loaders differ in the memory format of their batches, on which convolutions depend.
         pictures = pictures.to(device, non_blocking=True).contiguous().float().div_(255)
         labels = torch.zeros(len(pictures), dtype=torch.int64, device=device)
-        loss = torch.nn.functional.cross_entropy(model(pictures), labels)
+        with torch.autocast(device, torch.bfloat16, enabled=is_large):
+            loss = torch.nn.functional.cross_entropy(model(pictures), labels)
         _finish(loss, optimizer)
 
     return step

@@ -1,4 +1,4 @@
-"""What the commands that measure share: photographs, videos, the hand-over of batches.
+"""What the commands that measure share: photographs and videos.
 
 Importing it does not import torch, and it does not know which command it serves.
 """

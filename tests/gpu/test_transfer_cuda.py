@@ -1,5 +1,5 @@
-"""Transfers on a real GPU, besides what ``check-gpu`` checks there, whose groups test_check_gpu.py
-runs: equal batches, races on every way, captures, memory."""
+"""Transfers on a real GPU alone, besides what test_on_a_gpu.py and test_gpu_programs.py run there
+and on the stand-in for one."""
 
 from __future__ import annotations
 

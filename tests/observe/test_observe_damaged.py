@@ -236,9 +236,11 @@ def test_help_is_shown_without_a_command_and_a_successor_for_one_that_is_gone(ca
     """In one line, with status 2, whatever options follow."""
     assert main([]) == 0
     assert "report" in capsys.readouterr().out
-    assert main(["watch", "run.db", "--once"]) == 2
-    printed = capsys.readouterr().err
-    assert printed.startswith("spdl-torch: the command watch is gone. Use report FILE")
+    for command, successor in (("watch", "report FILE"), ("check-gpu", "pytest -m cuda")):
+        assert main([command, "run.db", "--once"]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"spdl-torch: the command {command} is gone. ")
+        assert successor in line
 
 
 def test_name_of_a_stage_is_one_printable_line(caplog):

@@ -1,20 +1,23 @@
-"""``bench transfer``: copies to a GPU, on the stand-in for one."""
+"""``bench transfer`` and ``bench hand-over``: copies to a GPU, on the stand-in for one."""
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
 import json
 
 import pytest
 import torch
-from _lazy_gpu import as_torchs, gpu
+from _gpus import OnHost, as_torchs, gpu
 from _loader_helpers import no_thread_left
 from _measures_here import measure_here
-from bench import device_copies
+from bench import device_copies, hand_over
 from bench.arguments import main
 from bench.command import run_bench
-from bench.tables import BenchOptions
+from bench.tables import BenchOptions, load_table
+
+from spdl_torch import DataLoader
 
 __all__ = ["gpu", "no_thread_left"]
 
@@ -62,3 +65,64 @@ def test_way_that_loses_a_batch_fails(gpu, monkeypatch, name):
         assert device_copies.seconds_of(device_copies.WAYS[name], batch, 4) > 0
         with pytest.raises(RuntimeError, match="arrived with other contents"):
             device_copies.seconds_of(losing, batch, 4)
+
+
+@PROMPT
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true")
+@pytest.mark.parametrize("name", ["ours, threads, GPU", "ours, processes, GPU", "torch, GPU"])
+def test_hand_over_is_measured_on_a_gpu(gpu, monkeypatch, name):
+    """Of ours and of torch's, which the loop moves."""
+    monkeypatch.setattr(torch.cuda, "synchronize", gpu.device.drain)
+    table = load_table("hand-over")
+    with OnHost():
+        found = table.measure(table.contender(name), {"num_workers": 2, "batches": 10})
+    assert found["median_us"] >= found["receiving_us"] > 0
+
+
+class Timed:
+    """An iterator that looks at a clock so often in each ``next``, and so often while it asks."""
+
+    def __init__(self, clock, receiving, asking):
+        self.clock = clock
+        self.looks = zip(receiving, asking, strict=True)
+
+    def __next__(self):
+        receiving, self.asking = next(self.looks)
+        self._look(receiving)
+        self._fill()
+
+    def _fill(self):
+        self._look(self.asking)
+
+    def _look(self, times):
+        for _ in range(times):
+            next(self.clock)
+
+
+def test_hand_over_is_the_time_within_next(monkeypatch):
+    """Of this thread's work, in two parts: with what moves the batch, and with the wait before."""
+    clock = iter(range(0, 10**9, 3_000))  # 3 us a look; the watch's own are two in asking
+    monkeypatch.setattr(hand_over.time, "thread_time_ns", lambda: next(clock))
+    for move, parts in (
+        (None, [(9.0, 18.0), (12.0, 3.0), (15.0, 24.0)]),
+        (lambda _: next(clock), [(12.0, 18.0), (15.0, 3.0), (18.0, 24.0)]),  # a look, too
+    ):
+        first = [9] * hand_over.WARM_UP
+        batches = Timed(clock, [*first, 1, 2, 3], [*first, 5, 0, 7])
+        found = hand_over.hand_overs(batches, 3, lambda: next(clock), move)
+        assert found == parts
+        assert [each.total_us for each in found] == [sum(pair) for pair in parts]
+        assert set(vars(batches)) == {"clock", "looks", "asking"}
+
+
+@pytest.mark.parametrize(
+    "load",
+    [DataLoader, functools.partial(DataLoader, isolation="process"), torch.utils.data.DataLoader],
+    ids=["threads", "processes", "torch"],
+)
+def test_requests_are_distinguished(load):
+    """In our iterators, and in torch's: they ask on this thread, by a method of that name."""
+    batches = iter(load(list(range(60)), num_workers=2))
+    took = hand_over.hand_overs(batches, 5, lambda: None)
+    assert min(each.asking_us for each in took) > 0
+    assert min(each.receiving_us for each in took) > 0

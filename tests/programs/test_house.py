@@ -25,7 +25,7 @@ LAYERS = [
     *("locks", "command_options", "progress_bar", "machine", "objects", "engine", "observe"),
     *("pipeline", "autotune", "io", "loader", "data", "spdl", "nn", "testing", "facade"),
     *("lightning", "accelerate", "transformers", "ray"),
-    *("measuring", "prepare", "demo", "check_gpu", "run", "__main__"),
+    *("measuring", "prepare", "demo", "run", "__main__"),
 ]
 
 

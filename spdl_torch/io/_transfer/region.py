@@ -11,15 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ...engine.shared import LiveObjects, SharedCounter
+from ...engine.shared import LiveObjects
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-# By address, the number and the size of what is locked there. Each operation on it is atomic,
-# making a list of its values included.
-_locked: dict[int, tuple[int, int]] = {}
-_numbers = SharedCounter()
 
 
 def mapped(num_bytes: int) -> mmap.mmap:
@@ -44,18 +39,6 @@ def mapped_file(descriptor: int, num_bytes: int) -> mmap.mmap:
     memory = mmap.mmap(descriptor, num_bytes)
     np.frombuffer(memory, np.uint8)[:: mmap.PAGESIZE].max()
     return memory
-
-
-def locked_regions() -> dict[int, int]:
-    """Return the sizes in bytes of the regions of this process that are locked, by numbers of which
-    none is given twice.
-    """
-    return dict(list(_locked.values()))
-
-
-def locked_bytes() -> int:
-    """Return how many bytes of this process's memory are locked in regions."""
-    return sum(locked_regions().values())
 
 
 class Keeper(Protocol):
@@ -163,7 +146,6 @@ class Region:
             return
         if locker.lock_pages(self._address, len(self._memory)):
             self._locker = locker
-            _locked[self._address] = next(_numbers), len(self._memory)
 
     def __len__(self) -> int:
         """Return the size in bytes."""
@@ -192,7 +174,6 @@ class Region:
     def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
         # At exit the system unlocks everything. In a forked process the lock is the parent's.
         if self._locker is not None and not is_exiting() and os.getpid() == self._pid:
-            _locked.pop(self._address, None)  # first: then another region may have the address
             self._locker.unlock_pages(self._address)
 
 

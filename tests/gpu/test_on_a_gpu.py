@@ -1,0 +1,477 @@
+"""What a GPU gets is whole: as torch's, read late, beside captures, from memory that is bounded.
+
+Each test runs on a GPU (``pytest -m cuda``), and with less to load on the stand-in for one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import dataclass
+
+import pytest
+import torch
+from _gpus import (
+    ANYWHERE,
+    KIBI,
+    MEBI,
+    PROMPT,
+    STREAMS,
+    Filled,
+    filled,
+    gpu,
+    num_wrong,
+    torchs,
+)
+from _loader_helpers import no_thread_left
+from _videos import KINDS, write_video
+from torch.utils.data import DataLoader as TorchLoader, Dataset, TensorDataset
+
+from spdl_torch import DataLoader, PipelineDataset
+from spdl_torch.io import (
+    Transfer,
+    cuda_config,
+    load_clip,
+    load_clip_batch,
+    load_video,
+    transfer_tensor,
+    uniform_frames,
+)
+from spdl_torch.io._transfer import cuda, runtime
+from spdl_torch.pipeline import PipelineBuilder
+
+__all__ = ["gpu", "no_thread_left", "torchs"]
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true"),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
+]
+
+THREADS = {"num_workers": 2, "isolation": "thread"}
+PROCESSES = {"num_workers": 2, "isolation": "process"}
+WORKERS = pytest.mark.parametrize(
+    "options", [{"num_workers": 0}, {**THREADS, "num_workers": 4}, PROCESSES], ids=str
+)
+
+
+# -- equal -----------------------------------------------------------------------------------------
+
+
+def has_arrived(gpu, expected, found):
+    """Whether a tensor is on the device, and has the type and the values of another."""
+    is_there = found.nbytes == 0 or gpu.index_of(found) is not None
+    return is_there and expected.dtype == found.dtype and torch.equal(expected.cpu(), found.cpu())
+
+
+def unequal_tensors(gpu):
+    """Those of every common dtype and layout, in one batch, that are not there or not as sent."""
+    image = torch.rand(2, 3, 40, 48)
+    given = {
+        "channels_last": image.contiguous(memory_format=torch.channels_last),
+        "permuted": image.permute(3, 1, 0, 2),
+        "holes": image[..., ::3],
+        "expanded": image[:1].expand(5, 3, 40, 48),
+        "empty": torch.zeros(0, 3),
+        "scalar": torch.tensor(3, dtype=torch.int16),
+        "conjugate": torch.rand(4, dtype=torch.complex64).conj(),
+        "large": torch.arange(1 << 20),
+    }
+    for dtype in (torch.uint8, torch.bool, torch.bfloat16, torch.float16, torch.float64):
+        given[str(dtype)] = torch.arange(100).to(dtype)
+    transfer = Transfer("cuda")  # kept: freeing one waits for its copies
+    received = transfer.stage(given).receive()
+    expected = {name: each.to(received[name].device, copy=True) for name, each in given.items()}
+    return [
+        name
+        for name, found in received.items()
+        if not has_arrived(gpu, expected[name], found) or expected[name].stride() != found.stride()
+    ]
+
+
+@PROMPT
+def test_tensors_of_every_kind_are_as_torch_sends_them(gpu):
+    """In dtype, values and strides."""
+    assert unequal_tensors(gpu) == []
+
+
+def test_tensors_that_nobody_waited_for_are_unequal(gpu):
+    """The test before can fail."""
+    assert unequal_tensors(gpu)
+
+
+def num_unequal_batches(gpu, device="cuda", **options):
+    """How many of a loader's batches are not there, or are not those of torch's loader."""
+    data = TensorDataset(torch.arange(96_000.0).view(96, 1000), torch.arange(96))
+    expected = list(TorchLoader(data, batch_size=10))
+    found = list(DataLoader(data, batch_size=10, device=device, **options))
+    wrong = abs(len(found) - len(expected))
+    for batch, other in zip(found, expected, strict=False):
+        pairs = zip(other, batch, strict=True)
+        wrong += not all(has_arrived(gpu, one, two) for one, two in pairs)
+    return wrong
+
+
+@WORKERS
+@PROMPT
+def test_batches_are_those_of_torchs_loader(gpu, options):
+    """In its order; without workers, on threads, in processes."""
+    assert num_unequal_batches(gpu, **options) == 0
+
+
+@PROMPT
+def test_batches_that_stay_on_the_host_are_found(gpu):
+    """Though they equal torch's."""
+    assert num_unequal_batches(gpu, device="cpu") == 10
+
+
+def frames_of(video, **options):
+    """By each function that loads some."""
+    sampler = uniform_frames(4)
+    sized = {**options, "width": 160, "height": 128, "resize": "antialias"}
+    return [
+        load_clip(video, sampler, **sized).frames,
+        load_clip_batch([video, video], sampler, **sized).frames,
+        load_video(video, **options),
+    ]
+
+
+@PROMPT
+def test_clips_are_those_of_the_cpu(gpu):
+    """Decoded there, and copied."""
+    video = write_video(KINDS["b-frames"])
+    copied = frames_of(video, device_config=cuda_config(0))
+    assert [gpu.index_of(frames) for frames in copied] == [0, 0, 0]
+    assert all(map(torch.equal, frames_of(video), (frames.cpu() for frames in copied)))
+
+
+# -- dropped while late kernels read ---------------------------------------------------------------
+
+
+def sizes_between(least, most, count):
+    """Sizes in bytes, as many between 1 and 2 MB as between 10 and 20; the same each time. Half of
+    them repeat the one before: memory is used again where sizes are equal."""
+    rng, sizes = random.Random(count), []
+    for number in range(count):
+        size = int(least * (most / least) ** rng.random())
+        sizes.append(sizes[-1] if number % 2 else size)
+    return sizes
+
+
+@pytest.mark.parametrize("num_workers", [0, 4, 16])
+@pytest.mark.parametrize("stream", STREAMS)
+@ANYWHERE
+def test_batches_are_whole_on_every_stream(gpu, stream, num_workers):
+    """Packed, and of one sample, which are made in pinned memory that is soon used again."""
+    num_batches, most_bytes = gpu.extent(222, 64 * MEBI)
+    data = Filled(sizes_between(64 * KIBI, most_bytes, num_batches))
+    options = {**THREADS, "num_workers": num_workers}
+    for batch_size in (None, 1):
+        loader = DataLoader(data, batch_size, device="cuda", **options)
+        assert num_wrong(gpu, loader, data.expected(), stream=stream) == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"device": "cuda", "batch_size": None}, {"device": "cuda", "batch_size": 1}, {}],
+    ids=["copied", "made", "pin_memory"],
+)
+@ANYWHERE
+def test_batches_of_processes_are_whole(gpu, options):
+    """Copied into memory that the GPU copies from, made there, and copied by the loop itself."""
+    data, use = filled(gpu, 200, 4 * MEBI), None
+    if not options:
+        options, use = {"pin_memory": True, "batch_size": None}, gpu.move
+    loader = DataLoader(data, **PROCESSES, **options)
+    assert num_wrong(gpu, loader, data.expected(), use=use) == 0
+
+
+@ANYWHERE
+def test_race_is_found_where_the_guard_is_missing(gpu, monkeypatch):
+    """A check that cannot fail proves nothing. One find is proof; where other programs use the GPU,
+    it may take several tries."""
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
+    data, transfer = filled(gpu, 100, MEBI), Transfer("cuda")
+    tries = (
+        num_wrong(
+            gpu,
+            (transfer.stage(data[index]).receive() for index in range(len(data))),
+            data.expected(),
+        )
+        for _ in range(5)
+    )
+    assert any(tries)
+
+
+# -- on every way to the device --------------------------------------------------------------------
+
+EPOCHS = 3
+
+
+@dataclass
+class Moving:
+    """A batch that moves itself, and says nothing of its memory."""
+
+    bytes: torch.Tensor
+
+    def to(self, device, non_blocking=False):
+        return Moving(self.bytes.to(device, non_blocking=non_blocking))
+
+
+def moving(samples):
+    """Collate, as a trainer's own collate_fn."""
+    return Moving(torch.cat(samples))
+
+
+class OnDevice(Dataset):
+    """Samples that are on the device when a worker has made them."""
+
+    def __init__(self, gpu, data):
+        self.gpu, self.data = gpu, data
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, index):
+        return self.gpu.move(self.data[index])
+
+
+def stages(data):
+    return PipelineBuilder().add_source(range(len(data))).pipe(data.__getitem__)
+
+
+def epochs_of(data, **options):
+    loader = DataLoader(data, 1, device="cuda", **options)
+    return itertools.chain.from_iterable(loader for _ in range(EPOCHS))
+
+
+def pipeline_of_calls(data):
+    calls = stages(data).pipe(lambda batch: transfer_tensor(batch, "cuda"), output_order="input")
+    with calls.add_sink().build(num_threads=2).auto_stop() as pipeline:
+        yield from pipeline
+
+
+WAYS = {
+    "moves_itself_threads": lambda _, data: DataLoader(
+        data, 1, collate_fn=moving, device="cuda", **THREADS
+    ),
+    "moves_itself_processes": lambda _, data: DataLoader(
+        data, 1, collate_fn=moving, device="cuda", **PROCESSES
+    ),
+    "pipeline_dataset": lambda _, data: PipelineDataset(stages(data).add_sink(), device="cuda"),
+    "transfer_tensor": lambda _, data: (
+        transfer_tensor(data[index], "cuda") for index in range(len(data))
+    ),
+    "transfer_tensor_in_a_pipeline": lambda _, data: pipeline_of_calls(data),
+    "epochs": lambda _, data: epochs_of(data, **THREADS),
+    "persistent_threads": lambda _, data: epochs_of(data, **THREADS, persistent_workers=True),
+    "persistent_processes": lambda _, data: epochs_of(data, **PROCESSES, persistent_workers=True),
+    "made_on_the_device": lambda gpu, data: DataLoader(
+        OnDevice(gpu, data), batch_size=None, device="cuda", **THREADS
+    ),
+}
+
+
+# Where the stand-in is, a tensor's own ``to`` leaves it on the host, where it goes with the batch.
+IN_TIME = {way: {"is_prompt": way.startswith("moves_itself")} for way in WAYS}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "way"),
+    [pytest.param(gpu, way, id=way) for way, gpu in IN_TIME.items()]
+    + [pytest.param("cuda", way, id=f"cuda-{way}", marks=pytest.mark.cuda) for way in WAYS],
+    indirect=["gpu"],
+)
+def test_batches_are_whole_on_every_way(gpu, way):
+    """Objects that move themselves, pipelines, single calls, several epochs, and a dataset that is
+    on the device already."""
+    data = filled(gpu, 100, 4 * MEBI)
+    wrong = num_wrong(
+        gpu,
+        WAYS[way](gpu, data),
+        data.expected() * (EPOCHS if way.startswith(("epochs", "persistent")) else 1),
+        stream="side" if way == "made_on_the_device" else "default",
+        use=(lambda batch: batch.bytes) if way.startswith("moves_itself") else None,
+    )
+    assert wrong == 0
+
+
+# -- captured beside a loader ----------------------------------------------------------------------
+
+
+def num_spoiled(gpu, num_workers=16):
+    """How many captures of a graph, in the default mode, fail beside a loader that needs more
+    memory each time, and how many graphs or batches are wrong."""
+    num_graphs, _ = gpu.extent(50, 0)
+    data = Filled([(index + 1) * 64 * KIBI for index in range(num_graphs)])
+    options = {**THREADS, "num_workers": num_workers}
+    loader = DataLoader(data, batch_size=None, device="cuda", **options)
+    place, result, failed, wrong = torch.zeros(1000, device="cuda"), None, 0, 0
+    for number, batch in enumerate(loader):
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                result = place + 1
+        except RuntimeError:
+            failed += 1
+            continue
+        place.fill_(number)
+        graph.replay()
+        is_right = float(result.sum()) == 1000 * (number + 1)
+        wrong += not (is_right and bool((batch == number % 251).all()))
+    return failed, wrong
+
+
+@PROMPT
+@pytest.mark.usefixtures("torchs")
+def test_graphs_are_captured_beside_a_loader(gpu):
+    """And replayed."""
+    assert num_spoiled(gpu) == (0, 0)
+
+
+@pytest.mark.parametrize("gpu", [{"is_prompt": True}], indirect=True)
+@pytest.mark.usefixtures("torchs")
+def test_capture_fails_where_the_loaders_calls_are_not_kept_apart(gpu, monkeypatch):
+    """The test before can fail."""
+    monkeypatch.setattr(runtime, "cuda_library", lambda: None)  # as without CUDA's runtime
+    failed, _ = num_spoiled(gpu)
+    assert failed > 0
+
+
+SHAPES = 4
+"""Different batches, each of which the compiled model meets, and captures, beside the loader."""
+
+
+@PROMPT
+@pytest.mark.timeout(400)
+@pytest.mark.usefixtures("torchs")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch.compile's own
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
+def test_compiled_model_captures_beside_a_loader(gpu):
+    """With batches that it has not met before."""
+    model = torch.nn.Linear(64, 64, device="cuda").requires_grad_(requires_grad=False)
+    compiled = torch.compile(model, mode="reduce-overhead", dynamic=False)
+    try:
+        for _ in range(3):
+            compiled(torch.zeros(SHAPES + 1, 64, device="cuda"))
+    except Exception as error:  # no compiler, no Triton: its own exceptions are many
+        pytest.skip(f"torch.compile does not work here: {type(error).__name__}")
+    data = [torch.full((index % SHAPES + 1, 64), float(index)) for index in range(40)]
+    loader = DataLoader(data, batch_size=None, device="cuda", **THREADS)
+    for batch in loader:
+        found = compiled(batch).clone()  # its own memory is used again by the next call
+        assert torch.allclose(found, model(batch), rtol=1e-3, atol=1e-3)
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def locked(gpu, monkeypatch):
+    """By address, the number and the size in bytes of what is locked for transfers."""
+    backend, found, numbers = cuda.CudaBackend, {}, itertools.count()
+    lock_pages, unlock_pages = backend.lock_pages, backend.unlock_pages
+
+    def lock(self, address, num_bytes):
+        if is_locked := lock_pages(self, address, num_bytes):
+            found[address] = next(numbers), num_bytes
+        return is_locked
+
+    def unlock(self, address):
+        found.pop(address, None)  # first: then another one may have the address
+        unlock_pages(self, address)
+
+    monkeypatch.setattr(backend, "lock_pages", lock)
+    monkeypatch.setattr(backend, "unlock_pages", unlock)
+    return found
+
+
+def active_bytes():
+    return int(torch.cuda.memory_stats()["active_bytes.all.current"])
+
+
+@ANYWHERE
+@pytest.mark.usefixtures("torchs")
+def test_few_batches_are_in_device_memory(gpu):
+    """However much faster than the device the loop launches. It is asked as each batch arrives: the
+    peak would have in it what the test's own kernels take for a moment. What is in use then
+    includes batches that were dropped under their kernels."""
+    data, held = filled(gpu, 500, 4 * MEBI), []
+    torch.cuda.synchronize()
+    torch.empty(1, device="cuda")  # now the allocator takes back what others have used
+    before = active_bytes()
+
+    def seen(batch):
+        held.append(active_bytes())
+        return batch
+
+    loader = DataLoader(data, batch_size=None, device="cuda", **THREADS)
+    assert num_wrong(gpu, loader, data.expected(), use=seen) == 0
+    assert (max(held) - before) / data.sizes[0] <= 12
+
+
+@ANYWHERE
+@pytest.mark.usefixtures("torchs")
+def test_epoch_begins_with_the_pinned_memory_of_the_one_before_it(gpu, locked):
+    """Ours is locked once, and torch's is not asked for any more."""
+    data = filled(gpu, 50, MEBI)
+    loader = DataLoader(data, batch_size=1, device="cuda", **THREADS)
+    epochs, pinned_by_torch = [], []
+    for _ in range(3):
+        regions = set()
+
+        def look(batch, regions=regions):
+            regions.update(number for number, _ in list(locked.values()))
+            return batch
+
+        assert num_wrong(gpu, loader, data.expected(), use=look) == 0
+        epochs.append(regions)
+        pinned_by_torch.append(torch.cuda.host_memory_stats()["num_host_alloc"])
+    # The two slabs grow when a batch is first packed into them, and a piece may be made later.
+    assert epochs[0]
+    assert len(epochs[1] - epochs[0]) <= 3
+    assert pinned_by_torch[1:] == pinned_by_torch[:1] * 2
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "options", "most"),
+    [(None, THREADS, 2), (1, THREADS, 4 + 3), (1, PROCESSES, 4 + 3 + 2)],
+    ids=["packed", "made", "of processes"],
+)
+@ANYWHERE
+def test_pinned_memory_is_bounded_by_the_largest_batch(gpu, locked, batch_size, options, most):
+    """The bound, in batches of that size plus an eighth and the rounding: two slabs for what is
+    packed; for what is made there, three more than the four that may be outstanding, these two
+    included, and one for each process."""
+    num_batches, most_bytes = gpu.extent(1000, 16 * MEBI)
+    data, pinned = Filled(sizes_between(64 * KIBI, most_bytes, num_batches)), []
+    largest = max(data.sizes) * 9 / 8 + 64 * KIBI
+
+    def seen(batch):
+        pinned.append(sum(size for _, size in list(locked.values())))
+        return batch
+
+    loader = DataLoader(data, batch_size=batch_size, device="cuda", **options)
+    assert num_wrong(gpu, loader, data.expected(), use=seen) == 0
+    assert 0 < max(pinned) / largest <= most
+
+
+@PROMPT
+@pytest.mark.usefixtures("torchs")
+def test_loop_goes_on_when_the_device_had_no_memory_for_a_batch(gpu):
+    """The error is torch's, and says where."""
+    size = 2 * torch.cuda.get_device_properties(0).total_memory
+
+    def collate(samples):
+        # Expanded: it takes no memory on the host.
+        return torch.zeros(1).expand(size) if samples == [1] else torch.tensor(samples)
+
+    options = {**THREADS, "num_workers": 1}
+    batches = iter(DataLoader(range(3), device="cuda", collate_fn=collate, **options))
+    assert next(batches).tolist() == [0]
+    with pytest.raises(torch.OutOfMemoryError, match=r"memory|full") as caught:
+        next(batches)
+    assert any(
+        f"in the transfer to {Transfer('cuda').device}" in note for note in caught.value.__notes__
+    )
+    assert next(batches).tolist() == [2]

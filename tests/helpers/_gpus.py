@@ -1,0 +1,331 @@
+"""The devices of tests that run on a GPU and here: CUDA's, and the stand-in for one.
+
+``gpu`` is what a test asks of its device. With ``torchs``, what the test's module asks of torch on
+``"cuda"`` is done by the stand-in, on the host. Graphs are replayed for real: each operation that
+was captured is done again.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from _gates import PATIENCE_SECONDS, in_thread, result_of
+from _lazy_device import LazyDevice, LazyStream, TorchWith, install, rings
+from _loader_helpers import loader_threads
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import Dataset
+
+from spdl_torch.io import Transfer
+from spdl_torch.io._transfer import cuda, runtime, transfer
+
+STREAMS = ("default", "side", "external")
+"""On which a program trains: torch's own, another of torch's, one that torch did not make."""
+
+CUDA = pytest.param("cuda", marks=pytest.mark.cuda)
+ANYWHERE = pytest.mark.parametrize("gpu", ["late", CUDA], indirect=True)
+PROMPT = pytest.mark.parametrize("gpu", [{"is_prompt": True}, CUDA], indirect=True)
+"""The same for whoever looks at what has arrived: on the host nobody waits for the stand-in."""
+
+KIBI, MEBI = 1 << 10, 1 << 20
+_LATE_CYCLES = 4_000_000  # some 2 ms
+
+
+class CudaGpu:
+    """The current CUDA device."""
+
+    def __init__(self):
+        self._foreign = None  # one is enough: it is never destroyed
+
+    def extent(self, num_batches, num_bytes):
+        """How much a test loads."""
+        return num_batches, num_bytes
+
+    def make_late(self):
+        """Delay everything queued on the current stream from now on by a few milliseconds."""
+        torch.cuda._sleep(_LATE_CYCLES)
+
+    def total(self, tensor):
+        """Launch a kernel on the current stream that adds up a tensor, and return at once."""
+        return tensor.sum(dtype=torch.float64)
+
+    def values(self, totals):
+        """Wait for all that was launched; return what the kernels found."""
+        torch.cuda.synchronize()
+        return [float(total) for total in totals]
+
+    def move(self, tensor):
+        """Start copying a tensor to the device, as a training loop does, and return at once."""
+        return tensor.to("cuda", non_blocking=True)
+
+    def index_of(self, tensor):
+        """The number of the device that has the tensor; None = the host."""
+        return tensor.device.index
+
+    def on_stream(self, kind):
+        """A context in which the program trains on that stream."""
+        if kind == "default":
+            return nullcontext()
+        return torch.cuda.stream(torch.cuda.Stream() if kind == "side" else self._foreign_stream())
+
+    def _foreign_stream(self):
+        """A stream that torch knows by its handle alone."""
+        if self._foreign is None:
+            handle = runtime.new_stream()
+            if handle is None:  # CUDA's runtime makes none for us: pass off one of torch's as such
+                handle = torch.cuda.Stream().cuda_stream
+            self._foreign = torch.cuda.ExternalStream(handle)
+        return self._foreign
+
+
+class LazyGpu:
+    """The stand-in. It is late by itself."""
+
+    def __init__(self, device):
+        self.device = device
+
+    def extent(self, num_batches, num_bytes):
+        return min(num_batches, 20), min(num_bytes, 128 * KIBI)
+
+    def make_late(self):
+        self.device.step()
+
+    def total(self, tensor):
+        return self.device.read(tensor)
+
+    def values(self, totals):
+        self.device.drain()
+        return [float(np.frombuffer(found[0], np.uint8).sum()) for found in totals]
+
+    def move(self, tensor):
+        """From locked pages CUDA copies later; from others before it returns."""
+        target = self.device.empty(tensor.nbytes)
+        target.record_stream(self.device.current_stream(0))
+        if self.device.is_locked(tensor.data_ptr()):
+            self.device.copy_later(target.data_ptr(), tensor.data_ptr(), tensor.nbytes)
+        else:
+            self.device.drain()
+            target.copy_(tensor.view(-1))
+        return target
+
+    def index_of(self, tensor):
+        try:
+            return self.device.block_of(tensor).device
+        except StopIteration:  # the host's
+            return None
+
+    def on_stream(self, kind):
+        if kind == "default":
+            return nullcontext()
+        stream = self.device.Stream(0) if kind == "side" else LazyStream(self.device, 0)
+        return self.device.stream(stream)
+
+
+@pytest.fixture
+def gpu(request, monkeypatch):
+    """A device: CUDA's, or the stand-in, as late as may be unless another order is given."""
+    options = getattr(request, "param", "late")
+    if options == "cuda":
+        # Transfers of functions that copy by themselves end with the test, and their threads too.
+        monkeypatch.setattr(transfer, "shared_transfers", {})
+        yield CudaGpu()
+        return
+    options = options if isinstance(options, dict) else {"order": options}
+    install(device := LazyDevice(**options), monkeypatch.setattr)
+    yield LazyGpu(device)
+    for ring in tuple(rings):
+        ring.rest()
+    transfer.shared_transfers.clear()
+    gc.collect()
+    for thread in loader_threads():  # they hold memory that is to be freed on this device
+        thread.join(PATIENCE_SECONDS)
+
+
+@pytest.fixture
+def torchs(gpu, request, monkeypatch):
+    """The torch of the test's module finds the device."""
+    with nullcontext() if isinstance(gpu, CudaGpu) else as_torchs(gpu, monkeypatch, request.module):
+        yield
+
+
+def stand_in(module):
+    """Put the stand-in in CUDA's place in this process, as long as it lives."""
+    install(device := LazyDevice(is_prompt=True))
+    module.torch = Torch(device)
+    OnHost().__enter__()
+    return LazyGpu(device)
+
+
+class Filled(Dataset):
+    """Sample ``k`` is a tensor of ``sizes[k]`` bytes, each of them ``k`` modulo 251."""
+
+    def __init__(self, sizes):
+        self.sizes = sizes
+
+    def __len__(self):
+        return len(self.sizes)
+
+    def __getitem__(self, index):
+        return torch.full((self.sizes[index],), index % 251, dtype=torch.uint8)
+
+    def expected(self):
+        """The sum of each sample."""
+        return [float(index % 251 * size) for index, size in enumerate(self.sizes)]
+
+
+def filled(gpu, num_batches, num_bytes):
+    """So many samples of one size."""
+    num_batches, num_bytes = gpu.extent(num_batches, num_bytes)
+    return Filled([num_bytes] * num_batches)
+
+
+def num_wrong(gpu, batches, expected, *, stream="default", use=None):
+    """How many batches were wrong when a delayed kernel read them, or missing.
+
+    Every batch has one number in all its bytes. A delayed kernel adds them up; by then the loop has
+    long dropped the batch, and the loader has moved on. use: called with each batch, for the tensor
+    that the kernel reads; None = the batch.
+    """
+    totals = []
+    with gpu.on_stream(stream):
+        for batch in batches:
+            gpu.make_late()
+            totals.append(gpu.total(batch if use is None else use(batch)))
+            del batch
+        found = gpu.values(totals)
+    wrong = sum(one != other for one, other in zip(found, expected, strict=False))
+    return wrong + abs(len(expected) - len(found))
+
+
+class Cuda:
+    """``torch.cuda`` as programs know it, which is more than transfers use."""
+
+    def __init__(self, device):
+        self.machine = device
+
+    def __getattr__(self, name):
+        return getattr(self.machine, name)
+
+    def Stream(self):
+        return self.machine.Stream(0)
+
+    def Event(self, *, enable_timing):
+        return Moment()
+
+    def synchronize(self):
+        self.machine.drain()
+
+    def _sleep(self, cycles):
+        self.machine.step()
+
+    def get_device_properties(self, index):
+        self.machine.most_bytes = MEBI
+        return SimpleNamespace(total_memory=MEBI)
+
+    def memory_stats(self):
+        """What is in use, also by kernels alone."""
+        machine = self.machine
+        with machine.lock:
+            free = {id(block) for block in machine.free}
+            free |= {id(b) for b, marks in machine.guarded if all(mark.is_done for mark in marks)}
+            sizes = [len(block.bytes) for block in machine.blocks if id(block) not in free]
+        return {"active_bytes.all.current": sum(sizes)}
+
+    def host_memory_stats(self):
+        """torch pins nothing here."""
+        return {"num_host_alloc": 0}
+
+    def get_allocator_backend(self):
+        return "native"
+
+    def memory_snapshot(self):
+        return [{"is_expandable": True}]
+
+    def CUDAGraph(self):
+        return Operations()
+
+    @contextmanager
+    def graph(self, operations):
+        with self.machine.capture(), operations:
+            result_of(in_thread(stage_beside))  # what a loader may do meanwhile
+            yield
+        if self.machine.violations:
+            self.machine.violations.clear()
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+
+def stage_beside():
+    """A transfer of its own, from its memory to its end."""
+    Transfer("cuda").stage(torch.ones(1)).synchronize()
+
+
+class Moment:
+    """An event that takes the time."""
+
+    def record(self):
+        self.seconds = time.perf_counter()
+
+    def elapsed_time(self, later):
+        return (later.seconds - self.seconds) * 1e3
+
+
+class Operations(TorchDispatchMode):
+    """What is captured; ``replay`` does it again, into the same tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.done = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        self.done.append((out, function, args, kwargs or {}))
+        return out
+
+    def replay(self):
+        for out, function, args, kwargs in self.done:
+            out.copy_(function(*args, **kwargs))
+
+
+class OnHost(TorchFunctionMode):
+    """What asks for ``"cuda"`` gets the host; ``pin_memory`` locks."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.device:  # what is asked for by that name is the loader's affair
+            return function(*args, **(kwargs or {}))
+        kwargs = {key: _host(value) for key, value in (kwargs or {}).items()}
+        if function is torch.Tensor.pin_memory:
+            backend = cuda.CudaBackend(torch.device("cuda", 0))
+            pinned = backend.pinned(args[0].nbytes).view(args[0].dtype).view(args[0].shape)
+            return pinned.copy_(args[0])
+        return function(*map(_host, args), **kwargs)
+
+
+def _host(value):
+    return "cpu" if isinstance(value, str) and value.partition(":")[0] == "cuda" else value
+
+
+class Torch(TorchWith):
+    """torch, for a module whose device is this one."""
+
+    def __init__(self, device):
+        super().__init__(device, Cuda(device))
+
+    def autocast(self, *_, **__):
+        return nullcontext()
+
+    def compile(self, model, **_):
+        return model
+
+
+@contextmanager
+def as_torchs(gpu, monkeypatch, module):
+    """The module's torch finds this device."""
+    monkeypatch.setattr(module, "torch", Torch(gpu.device))
+    with OnHost():
+        yield
