@@ -11,7 +11,6 @@ import socket
 import sys
 import tempfile
 import warnings
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,41 +22,37 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessState:
-    """The process's settings at one moment, by the expression that reads each."""
+def settings_now() -> dict[str, Any]:
+    """Return the process's settings, by the expression that reads each."""
+    return {name: read() for name, (read, _) in _SETTINGS.items()}
 
-    values: dict[str, Any]
 
-    @classmethod
-    def now(cls) -> ProcessState:
-        """Read them."""
-        return cls({name: read() for name, (read, _) in _SETTINGS.items()})
+def changed_settings(before: dict[str, Any]) -> dict[str, str]:
+    """Describe what differs from before, each by its expression, as ``torch.get_default_dtype()
+    (torch.float64 in place of torch.float32)``.
+    """
+    return {name: f"{name} ({_change(*pair)})" for name, pair in _differing(before).items()}
 
-    def changed(self) -> dict[str, str]:
-        """Describe what differs now, each by its expression, as ``torch.get_default_dtype()
-        (torch.float64 in place of torch.float32)``.
-        """
-        return {name: f"{name} ({_change(*pair)})" for name, pair in self._differing().items()}
 
-    def put_back(self) -> None:
-        """Restore what differs now to what it was."""
-        for name, (was, _) in self._differing().items():
-            _SETTINGS[name][1](was)
+def put_back(before: dict[str, Any]) -> None:
+    """Restore what differs from before."""
+    for name, (was, _) in _differing(before).items():
+        _SETTINGS[name][1](was)
 
-    def _differing(self) -> dict[str, tuple[Any, Any]]:
-        now = ProcessState.now().values
-        return {n: (was, now[n]) for n, was in self.values.items() if was != now[n]}
 
-    @staticmethod
-    @scope
-    def kept() -> Iterator[ProcessState]:
-        """Restore everything after the block, whatever happens in it."""
-        state = ProcessState.now()
-        try:
-            yield state
-        finally:
-            state.put_back()
+def _differing(before: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    now = settings_now()
+    return {name: (was, now[name]) for name, was in before.items() if was != now[name]}
+
+
+@scope
+def settings_kept() -> Iterator[dict[str, Any]]:
+    """Restore everything after the block, whatever happens in it."""
+    before = settings_now()
+    try:
+        yield before
+    finally:
+        put_back(before)
 
 
 def _change(was: Any, now: Any) -> str:

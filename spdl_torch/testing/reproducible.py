@@ -146,17 +146,18 @@ def _what_changes(
     """Name the generator or the dataset's attribute that an epoch on this thread leaves changed:
     what workers in processes of their own do cannot be seen here."""
     drawn: set[str] = set()
+    own: dict[str, Any] = {}
     changed: list[str] = []
     try:
         loader = make_loader(0)
         dataset = getattr(loader, "dataset", None)
-        own = OwnGenerators(dataset, getattr(loader, "collate_fn", None))
-        digests = own.digests()
+        own = own_generators(dataset, getattr(loader, "collate_fn", None))
+        digests = _digests(own)
         before, generators = deep_copy(dataset), GeneratorStates.now()
         for _ in islice(loader, num_batches):
             pass
         drawn = changed_since(generators) - drawn_by_sampler
-        changed = own.changed(digests)
+        changed = [path for path, digest in _digests(own).items() if digest != digests[path]]
         path = path_of_difference(before, dataset)
     except Exception:  # nothing can be said about a dataset that cannot be copied or compared
         path = None
@@ -165,9 +166,10 @@ def _what_changes(
         return reason
     if changed:
         return (
-            f"An epoch without workers changes {changed[0]}: samples leave it to one another. Keep "
-            "it as an attribute of a transform, where the loader seeds it for each sample, or draw "
-            "from torch, random or numpy.random."
+            f"An epoch without workers changes {changed[0]} (another state of a "
+            f"{type(own[changed[0]]).__name__}): samples leave it to one another. Keep it as an "
+            "attribute of a transform, where the loader seeds it for each sample, or draw from "
+            "torch, random or numpy.random."
         )
     if path is not None:
         place, _, what = path.removeprefix(" at ").partition(": ")
@@ -211,42 +213,34 @@ def seed_all(seed: int, run: int) -> None:
 _MOST_ITEMS = 16
 
 
-class OwnGenerators:
-    """The generators that a dataset and a collate_fn lead to, by the expression for each:
+def own_generators(*roots: Any, without: frozenset[int] = frozenset()) -> dict[str, Any]:
+    """Return the generators that a dataset and a collate_fn lead to, by the expression for each:
     attributes, variables around functions, and default arguments.
 
     ``without``: the ids of those to leave out, besides the process's own.
     """
+    excepted = ids_of_the_process() | without
+    return {
+        text_of(path): value
+        for path, value in reached(zip(("dataset", "collate_fn"), roots, strict=False))
+        if isinstance(value, GENERATORS) and id(value) not in excepted
+    }
 
-    def __init__(self, *roots: Any, without: frozenset[int] = frozenset()) -> None:
-        excepted = ids_of_the_process() | without
-        self._found: dict[str, Any] = {
-            text_of(path): value
-            for path, value in reached(zip(("dataset", "collate_fn"), roots, strict=False))
-            if isinstance(value, GENERATORS) and id(value) not in excepted
-        }
 
-    def digests(self) -> dict[str, int]:
-        """Return a number for the state of each."""
-        return {path: state_digest(generator) for path, generator in self._found.items()}
+def _digests(generators: dict[str, Any]) -> dict[str, int]:
+    """Return a number for the state of each."""
+    return {path: state_digest(generator) for path, generator in generators.items()}
 
-    def changed(self, before: dict[str, int]) -> list[str]:
-        """Name those whose state differs from ``before``."""
-        return [
-            f"{path} (another state of a {type(self._found[path]).__name__})"
-            for path, digest in self.digests().items()
-            if digest != before[path]
-        ]
 
-    @scope
-    def kept(self) -> Iterator[None]:
-        """Restore all of them after the block."""
-        states = {path: state_of(generator) for path, generator in self._found.items()}
-        try:
-            yield
-        finally:
-            for path, state in states.items():
-                set_state(self._found[path], state)
+@scope
+def _kept(generators: dict[str, Any]) -> Iterator[None]:
+    """Restore all of them after the block."""
+    states = {path: state_of(generator) for path, generator in generators.items()}
+    try:
+        yield
+    finally:
+        for path, state in states.items():
+            set_state(generators[path], state)
 
 
 def alike_on_workers(dataset: Any, *, seeds_transforms: bool) -> list[str]:
@@ -265,10 +259,10 @@ def alike_on_workers(dataset: Any, *, seeds_transforms: bool) -> list[str]:
         except Exception:  # what cannot be copied cannot be looked at twice
             return []
         seeded = OwnedGenerators(own).found if seeds_transforms else ()
-        generators = OwnGenerators(own, without=frozenset(id(each) for _, each in seeded))
+        generators = own_generators(own, without=frozenset(id(each) for _, each in seeded))
         # A generator outside the copy is the same object for both: each begins with it as it is.
-        with generators.kept(), acting_as_worker(number, 2, 0, own):
-            states = [generators.digests() for _ in islice(iter(own), _MOST_ITEMS)]
+        with _kept(generators), acting_as_worker(number, 2, 0, own):
+            states = [_digests(generators) for _ in islice(iter(own), _MOST_ITEMS)]
         moved.append(_drawn_for_most(states))
     first, second = moved
     return [path for path in first if first[path] & second.get(path, set())]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import warnings
-from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _NUM_RESUMES = 3  # in one epoch, one after another
+
+_Snapshot = tuple[int, int, Any, GeneratorStates]
+"""Taken in this epoch after so many batches: a loader's state, and the generators'."""
 
 
 def assert_resume_exact(
@@ -53,31 +55,19 @@ def assert_resume_exact(
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         seed_all(seed, 0)
         epochs, snapshots = _undisturbed(make_loader(), num_epochs)
-        for snapshot in snapshots:
-            snapshot.generators.restore()
+        for epoch, position, state, generators in snapshots:
+            generators.restore()
             loader = make_resumed()
-            loader.load_state_dict(snapshot.state)
-            got = [list(loader) for _ in range(snapshot.epoch, num_epochs)]
+            loader.load_state_dict(state)
+            got = [list(loader) for _ in range(epoch, num_epochs)]
             if got:
-                expected = [epochs[snapshot.epoch][snapshot.position :]]
-                expected += epochs[snapshot.epoch + 1 :]
-                _compare(expected, got, f"resumed {snapshot}")
+                expected = [epochs[epoch][position:], *epochs[epoch + 1 :]]
+                _compare(expected, got, f"resumed in epoch {epoch} after batch {position}")
         seed_all(seed, 0)
         # A piece has at least one batch: one that found the end would begin the next epoch.
         num_resumes = min(_NUM_RESUMES, len(epochs[0]))
         got = _in_pieces(make_loader(), make_resumed, len(epochs[0]), num_resumes)
         _compare(epochs[:1], [got], f"resumed {num_resumes} times in one epoch")
-
-
-@dataclass(frozen=True, slots=True)
-class _Snapshot:
-    epoch: int
-    position: int
-    state: Any
-    generators: GeneratorStates
-
-    def __str__(self) -> str:
-        return f"in epoch {self.epoch} after batch {self.position}"
 
 
 def _undisturbed(loader: Any, num_epochs: int) -> tuple[list[list[Any]], list[_Snapshot]]:
@@ -94,7 +84,7 @@ def _undisturbed(loader: Any, num_epochs: int) -> tuple[list[list[Any]], list[_S
 
 
 def _snapshot(loader: Any, epoch: int, position: int) -> _Snapshot:
-    return _Snapshot(epoch, position, _stored(loader.state_dict()), GeneratorStates.now())
+    return epoch, position, _stored(loader.state_dict()), GeneratorStates.now()
 
 
 def _stored(state: Any) -> Any:

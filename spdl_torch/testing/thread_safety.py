@@ -34,7 +34,7 @@ from ..objects.generator_states import generators_kept
 from ..progress_bar import ProgressBar
 from ..scopes import scope
 from ._members import SharedObjects, is_library, is_ours, reached
-from ._process_state import ProcessState
+from ._process_state import changed_settings, put_back, settings_kept, settings_now
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -115,7 +115,7 @@ def assert_thread_safe(
         seed=seed,
     )
     both_ways = _BothWays(make_loader, num_batches, seed)
-    with generators_kept(), ProcessState.kept(), warnings.catch_warnings():
+    with generators_kept(), settings_kept(), warnings.catch_warnings():
         # More threads than cores are wanted here.
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         _compare(both_ways, num_rounds, dataset, (collate_fn, worker_init_fn))
@@ -124,7 +124,7 @@ def assert_thread_safe(
 def _compare(both_ways: _BothWays, num_rounds: int, dataset: Any, functions: Sequence[Any]) -> None:
     """Load on threads first: what a run alone leaves in the dataset might mask their races."""
     num_workers, copies = both_ways.make_loader().num_workers, _private_copy(dataset, functions[0])
-    shared, process = SharedObjects(dataset, functions), ProcessState.now()
+    shared, process = SharedObjects(dataset, functions), settings_now()
     changes: dict[str, str] = {}
     rounds: list[tuple[list[Any], Exception | None]] = []
     bar = ProgressBar(sys.stderr, "batches")
@@ -132,8 +132,8 @@ def _compare(both_ways: _BothWays, num_rounds: int, dataset: Any, functions: Seq
         bar.begin(f"on threads, round {number + 1}/{num_rounds}", both_ways.most_batches)
         rounds.append(both_ways.on_threads(bar.advance))
         shared.look()
-        changes = {**process.changed(), **changes}
-        process.put_back()  # each round begins alike
+        changes = {**changed_settings(process), **changes}
+        put_back(process)  # each round begins alike
     bar.begin("alone")
     expected = both_ways.alone(*copies)
     bar.end()

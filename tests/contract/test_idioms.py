@@ -16,7 +16,7 @@ from _idioms import IDIOMS
 
 import spdl_torch
 from spdl_torch.objects.generator_states import generators_kept
-from spdl_torch.testing._process_state import ProcessState
+from spdl_torch.testing._process_state import changed_settings, settings_kept
 from spdl_torch.testing.thread_safety import threads_interleaved
 
 pytestmark = [
@@ -43,11 +43,11 @@ def load(loader_type, name, folder, **options):
     as they should be, and what reached this process, which is put back."""
     folder.mkdir(parents=True)
     _idioms_process.reset()
-    with generators_kept(), ProcessState.kept() as state:
+    with generators_kept(), settings_kept() as settings:
         try:
             epochs, faults = _run(loader_type, IDIOMS[name](folder), options)
         finally:
-            leaks = [f"{leak} reached the trainer" for leak in state.changed().values()]
+            leaks = [f"{leak} reached the trainer" for leak in changed_settings(settings).values()]
             _idioms_process.reset()
     return epochs, faults + leaks
 
