@@ -26,13 +26,7 @@ if TYPE_CHECKING:
         TaskStatsLogEntry as TaskStatsLogEntry,
         entries_of as entries_of,
     )
-    from .store.logging_hooks import (
-        QueueStatsRecorder as QueueStatsRecorder,
-        TaskStatsRecorder as TaskStatsRecorder,
-        recorders as recorders,
-        recording_gc as recording_gc,
-    )
-    from .store.query import (
+    from .store.file import (
         QueueStatsQueryResult as QueueStatsQueryResult,
         QueueStatsRow as QueueStatsRow,
         TaskStatsQueryResult as TaskStatsQueryResult,
@@ -40,6 +34,12 @@ if TYPE_CHECKING:
         query_event_stats as query_event_stats,
         query_queue_stats as query_queue_stats,
         query_task_stats as query_task_stats,
+    )
+    from .store.logging_hooks import (
+        QueueStatsRecorder as QueueStatsRecorder,
+        TaskStatsRecorder as TaskStatsRecorder,
+        recorders as recorders,
+        recording_gc as recording_gc,
     )
     from .store.recording import recording as recording
     from .store.stored_run import (

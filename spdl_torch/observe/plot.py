@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from ..whole_files import whole_file
 from .page.charts import Collection, Curve, Panel, check_matplotlib, draw
-from .store.query import query_queue_stats, query_task_stats
+from .store.file import query_queue_stats, query_task_stats
 from .store.stored_run import StoredRun, by_stage
 from .verdict.causes import Cause
 

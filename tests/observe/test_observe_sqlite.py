@@ -187,7 +187,7 @@ def test_entries_wait_in_memory_when_the_file_cannot_be_written(
     tmp_path, monkeypatch, caplog, obstacle
 ):
     """Told once, and written when it can be."""
-    monkeypatch.setattr("spdl_torch.observe.store.schema._BUSY_SECONDS", 0.0)
+    monkeypatch.setattr("spdl_torch.observe.store.file._BUSY_SECONDS", 0.0)
     entries = queue.SimpleQueue()
     with SQLiteStatsWriter(tmp_path / "s.db", entries, flush_interval=0.001) as writer:
         with obstacle(tmp_path / "s.db"):
@@ -404,7 +404,7 @@ def test_query_takes_names_and_times(tmp_path):
 @pytest.mark.parametrize("network", [False, True])
 def test_reader_sees_the_file_while_it_is_written(tmp_path, monkeypatch, network):
     """With write-ahead logging, and without it where the file system does not allow it."""
-    monkeypatch.setattr("spdl_torch.observe.store.schema._is_on_a_network", lambda _: network)
+    monkeypatch.setattr("spdl_torch.observe.store.file._is_on_a_network", lambda _: network)
     with SQLiteStatsWriter(tmp_path / "s.db", flush_interval=0.001) as writer:
         ((mode,),) = rows(tmp_path / "s.db", "PRAGMA journal_mode")
         assert mode == ("delete" if network else "wal")

@@ -20,8 +20,7 @@ from ..verdict.placement import PLACEMENT_EVENT, Placement, moves
 from ..verdict.report import Report, make_report, with_remarks
 from ..verdict.skipped import MOST_KEPT, SKIPPED, remarks_on_left_out
 from .entries import PROBES_EVENT
-from .query import event_of, rows_of
-from .schema import damaged, reading
+from .file import damaged, event_of, reading, rows_of
 
 if TYPE_CHECKING:
     import os

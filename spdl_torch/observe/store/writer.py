@@ -28,7 +28,7 @@ from .entries import (
     QueueStatsLogEntry,
     TaskStatsLogEntry,
 )
-from .schema import FIGURES, open_for_writing
+from .file import FIGURES, open_for_writing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

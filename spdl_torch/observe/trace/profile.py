@@ -13,7 +13,7 @@ from ...whole_files import starts_like_json
 from ..page.charts import Collection, Curve, Lanes, Panel, check_matplotlib, draw, svg_of
 from ..page.page import Event, event_tables, html_of, write_page
 from ..store.entries import PROBES_EVENT
-from ..store.schema import check_exists, damaged
+from ..store.file import check_exists, damaged
 from ..store.stored_run import StoredRun
 from ..verdict.report import figures_of, part_of
 from ..verdict.skipped import SKIPPED

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...shown_text import printable_content
 from ...whole_files import starts_like_json, whole_file
-from ..store.schema import check_exists, damaged
+from ..store.file import check_exists, damaged
 from ..verdict.report import Report, part_of
 from .chrome_trace import FIRST_ID, OURS, microseconds, nanoseconds
 
