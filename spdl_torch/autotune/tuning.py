@@ -114,67 +114,13 @@ class Tuned(Protocol):
         """Return the present settings as code."""
 
 
-class Meter:
-    """Cuts readings, taken several times a window, into complete windows.
-
-    The part of a window right after a start or a change is not measured. If
-    runs (epochs) are shorter than a window, it continues in the next one.
-    """
-
-    def __init__(self, window_seconds: float) -> None:
-        self._seconds = window_seconds
-        self.restart(skip=1)
-
-    def restart(self, *, skip: int = 0) -> None:
-        """Discard the measurements and begin a window whose first ``skip`` parts are left
-        out.
-        """
-        self._last: tuple[PipelineStats, int] | None = None  # with which the next part begins
-        self._num_to_skip = skip
-        self._parts: list[Window] = []
-        self._probes_before = probe_counters()
-
-    def look(self, tuned: Tuned) -> Window | None:
-        """Return the window that is complete now, if any; ``restart`` begins the next one."""
-        self._read(tuned)
-        elapsed = sum(part.stats.elapsed for part in self._parts)
-        num_items = sum(part.num_items for part in self._parts)
-        if elapsed < 0.95 * self._seconds:
-            return None
-        if num_items < _LEAST_ITEMS and elapsed < _LONGEST * self._seconds:
-            return None
-        return window_of(
-            self._parts,
-            tunable=tuned.tunable,
-            probes=probes_between(self._probes_before, probe_counters()),
-            memory_bytes=tuned.memory_in_flight(),
-        )
-
-    def end_run(self, tuned: Tuned) -> None:
-        """Take a run's last statistics; the window continues with the next run."""
-        if self._last is not None:
-            self._read(tuned)
-            self._last = None
-
-    def begin_run(self) -> None:
-        """Begin anew if the last run was left before its end, so that its figures lack a part."""
-        if self._last is not None:
-            self.restart(skip=1)
-
-    def _read(self, tuned: Tuned) -> None:
-        stats, num_items = tuned.read()
-        then, self._last = self._last, (stats, num_items)
-        if then is None:
-            return
-        if self._num_to_skip:
-            self._num_to_skip -= 1
-        elif stats.elapsed_ns > then[0].elapsed_ns:
-            part = Window(stats=stats.since(then[0]), num_items=num_items - then[1])
-            self._parts.append(part)
-
-
 class TuningState:
-    """The state of tuning over all runs of one pipeline or loader."""
+    """The state of tuning over all runs of one pipeline or loader.
+
+    Readings, taken several times a window, are cut into complete windows. The part of a window
+    right after a start or a change is not measured. If runs (epochs) are shorter than a window, it
+    continues in the next one.
+    """
 
     def __init__(self, tuning: Tuning, name: str, *, are_processes: bool = False) -> None:
         self.tuning = tuning
@@ -184,7 +130,8 @@ class TuningState:
         self.found: dict[str, int] = {}
         """The changed concurrency by stage, with which the next run begins."""
         self.decisions: deque[Decision] = deque(maxlen=_MOST_DECISIONS)
-        self.meter = Meter(tuning.window_seconds)
+        self._last: tuple[PipelineStats, int] | None = None  # with which the next part begins
+        self._restart(skip=1)
         self._tuner: Tuner | None = None
         self._told = ""
 
@@ -198,9 +145,17 @@ class TuningState:
         """Take a reading. When a window is complete, make the tuner's changes, report its
         decisions, and begin the next one.
         """
-        window = self.meter.look(tuned)
-        if window is None:
+        self._read(tuned)
+        elapsed = sum(part.stats.elapsed for part in self._parts) / self.tuning.window_seconds
+        num_items = sum(part.num_items for part in self._parts)
+        if elapsed < 0.95 or (num_items < _LEAST_ITEMS and elapsed < _LONGEST):
             return
+        window = window_of(
+            self._parts,
+            tunable=tuned.tunable,
+            probes=probes_between(self._probes_before, probe_counters()),
+            memory_bytes=tuned.memory_in_flight(),
+        )
         step = self.tuner().step(window)
         for name, count in step.counts.items():
             self.found[name] = count
@@ -209,7 +164,36 @@ class TuningState:
             self._report(decision, tuned.recorder)
         if step.decisions and self.tuner().is_settled:
             self.log_settings(tuned.settings())
-        self.meter.restart(skip=int(bool(step.counts)))
+        self._restart(skip=int(bool(step.counts)))
+
+    def begin_run(self) -> None:
+        """Begin anew if the last run was left before its end, so that its figures lack a part."""
+        if self._last is not None:
+            self._restart(skip=1)
+
+    def end_run(self, tuned: Tuned) -> None:
+        """Take a run's last statistics; the window continues with the next run."""
+        if self._last is not None:
+            self._read(tuned)
+            self._last = None
+
+    def _restart(self, *, skip: int) -> None:
+        """Discard the measurements and begin a window whose first ``skip`` parts are left out."""
+        self._last = None
+        self._num_to_skip = skip
+        self._parts: list[Window] = []
+        self._probes_before = probe_counters()
+
+    def _read(self, tuned: Tuned) -> None:
+        stats, num_items = tuned.read()
+        then, self._last = self._last, (stats, num_items)
+        if then is None:
+            return
+        if self._num_to_skip:
+            self._num_to_skip -= 1
+        elif stats.elapsed_ns > then[0].elapsed_ns:
+            part = Window(stats=stats.since(then[0]), num_items=num_items - then[1])
+            self._parts.append(part)
 
     def _report(self, decision: Decision, recorder: FlightRecorder | None) -> None:
         self.decisions.append(decision)
@@ -258,7 +242,7 @@ class PipelineTuner:
             self._session = session
             for name in session.tunable & self.state.found.keys():  # begin with what others found
                 session.set_count(name, self.state.found[name])
-            self.state.meter.begin_run()
+            self.state.begin_run()
         return session
 
     def __getstate__(self) -> dict[str, Any]:
@@ -293,7 +277,7 @@ class _Session:
             if self._run.is_taking:
                 self._state.look(self)
                 return
-            self._state.meter.end_run(self)
+            self._state.end_run(self)
             self._state.log_settings(self.settings())
         except Exception:
             _logger.exception("autotune: it broke; the pipeline goes on with what it has.")

@@ -40,7 +40,7 @@ class LoaderTuner:
     def begin(self) -> None:
         """Begin to measure an epoch."""
         self._num_batches = 0
-        self._state.meter.begin_run()
+        self._state.begin_run()
         self._part_seconds = self._state.tuning.window_seconds / PARTS
         self._due = perf_counter()
 
@@ -68,7 +68,7 @@ class LoaderTuner:
 
     def end(self) -> None:
         """Take the epoch's last reading, and log the settings found so far."""
-        self._state.meter.end_run(self)
+        self._state.end_run(self)
         if self._state.found:
             self._state.log_settings(self.settings())
 
