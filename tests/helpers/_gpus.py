@@ -8,7 +8,6 @@ was captured is done again.
 from __future__ import annotations
 
 import gc
-import time
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
@@ -215,9 +214,6 @@ class Cuda:
     def Stream(self):
         return self.machine.Stream(0)
 
-    def Event(self, *, enable_timing):
-        return Moment()
-
     def synchronize(self):
         self.machine.drain()
 
@@ -265,16 +261,6 @@ def stage_beside():
     Transfer("cuda").stage(torch.ones(1)).synchronize()
 
 
-class Moment:
-    """An event that takes the time."""
-
-    def record(self):
-        self.seconds = time.perf_counter()
-
-    def elapsed_time(self, later):
-        return (later.seconds - self.seconds) * 1e3
-
-
 class Operations(TorchDispatchMode):
     """What is captured; ``replay`` does it again, into the same tensors."""
 
@@ -315,9 +301,6 @@ class Torch(TorchWith):
 
     def __init__(self, device):
         super().__init__(device, Cuda(device))
-
-    def autocast(self, *_, **__):
-        return nullcontext()
 
     def compile(self, model, **_):
         return model
