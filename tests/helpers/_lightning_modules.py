@@ -33,7 +33,8 @@ class Diary(lightning.LightningModule):
     def note(self, hook, batch):
         entry = tree_map_only(torch.Tensor, torch.Tensor.tolist, batch)
         self.seen.append((hook, self.current_epoch, entry))
-        return self.weight * sum(part.sum() for part in tree_leaves(batch) if part is not None)
+        tensors = [each for each in tree_leaves(batch) if isinstance(each, torch.Tensor)]
+        return self.weight * sum(each.float().mean() for each in tensors)
 
     def training_step(self, batch, batch_idx):
         return self.note("train", batch)

@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager
 import _warm
 import pytest
 import torch
-from _datasets import Points
+from _datasets import MapData, Points
 from _later import LIGHTNINGS_WARNINGS, later
 from _readings import shown
 from _tuners import RandomTuner
@@ -248,23 +248,15 @@ def test_trainer_without_a_logger_is_refused_unless_there_is_a_file(tmp_path):
     assert num_loaded(tmp_path / "s.db") == {"0:1:fetch[2]": 24, "0:2:collate[2]": 8}
 
 
-class Damaged(Points):
-    """Samples 3 and 7 fail."""
-
-    def __getitem__(self, index):
-        if index in (3, 7):
-            raise ValueError(f"broken {index}")
-        return super().__getitem__(index)
-
-
 @pytest.mark.parametrize(
     ("every", "is_one"), [(1, True), (100, False)], ids=["each step, one loader", "each epoch, two"]
 )
 def test_samples_left_out_in_every_pass_are_in_the_file(tmp_path, every, is_one):
     """Of training and validation, however seldom the file is written; its report names them."""
+    bad = {3: ValueError, 7: ValueError}
 
     def flawed():
-        return DataLoader(Damaged(), 3, num_workers=2, on_error="skip", error_budget=0.5)
+        return DataLoader(MapData(12, bad), 3, num_workers=2, on_error="skip", error_budget=0.5)
 
     train, path = flawed(), tmp_path / "s.db"
     monitor = monitors.PipelineStatsMonitor(db_path=path)
@@ -275,7 +267,7 @@ def test_samples_left_out_in_every_pass_are_in_the_file(tmp_path, every, is_one)
         keys = [each["key"] for each in details if each["pipeline"] == pipeline]
         assert sorted(keys) == ["3", "3", "7", "7"]
         remarks = report_of_file(path, pipeline=pipeline).verdict.remarks
-        assert "samples that were skipped: 3 (ValueError: broken 3), 7 (Val" in remarks[1]
+        assert "samples that were skipped: 3 (ValueError: bad 3), 7 (Val" in remarks[1]
 
 
 def test_decisions_of_tuning_are_in_the_file(tmp_path, monkeypatch):

@@ -10,15 +10,10 @@ from functools import partial
 
 import pytest
 import torch
-from _datasets import Made, ShuffledSource
+from _datasets import Divided, Drawn, DrawnStream, ShuffledSource, StatefulStream
 from _later import LIGHTNINGS_WARNINGS, later
 from _loader_helpers import DataLoader
-from torch.utils.data import (
-    DataLoader as TorchLoader,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-)
+from torch.utils.data import DataLoader as TorchLoader, DistributedSampler, RandomSampler
 
 from spdl_torch import PipelineDataset
 from spdl_torch.data.sources import ListSource
@@ -34,88 +29,41 @@ pytestmark = LIGHTNINGS_WARNINGS
 
 LENGTH = 8
 """Three batches of three, the last of which is smaller: an epoch, of which a training has three."""
-OURS = partial(DataLoader, seed=1)
-
-
-def pair(index):
-    """A sample: its number and what it drew."""
-    return torch.tensor([float(index), torch.rand(()).item()])
-
-
-def pairs(length):
-    """Loaded on threads."""
-    dataset = Made(pair, length)
-    dataset.thread_safe = True
-    return dataset
-
-
-class PairStream(IterableDataset):
-    """The same without a length."""
-
-    thread_safe = True
-
-    def __init__(self, length, sample):
-        self.length, self.sample = length, sample
-
-    def __iter__(self):
-        return map(self.sample, range(self.length))
-
-
-class Kept(IterableDataset):
-    """Keeps its own state."""
-
-    def __init__(self):
-        self.index = 0
-
-    def __iter__(self):
-        while self.index < LENGTH:
-            self.index += 1
-            yield torch.tensor([float(self.index), 0.5])
-        self.index = 0
-
-    def state_dict(self):
-        return {"index": self.index}
-
-    def load_state_dict(self, state):
-        self.index = state["index"]
+OURS = partial(DataLoader, seed=1, isolation="thread")
 
 
 def plain(num_workers, loader=OURS):
-    return loader(pairs(LENGTH), 3, num_workers=num_workers)
+    return loader(Drawn(LENGTH), 3, num_workers=num_workers)
 
 
 def shuffled(num_workers, length=11, *, drop_last=True):
     """If all batches are full, whoever draws them need not ask the sampler for its end."""
     generator = torch.Generator().manual_seed(4)
     options = {"shuffle": True, "generator": generator, "drop_last": drop_last}
-    return OURS(pairs(length), 3, num_workers=num_workers, **options)
+    return OURS(Drawn(length), 3, num_workers=num_workers, **options)
 
 
 def replacing(num_workers):
     """Draws 32 indices at a time, more than an epoch has."""
-    sampler = RandomSampler(pairs(10), True, 96, torch.Generator().manual_seed(4))
-    return OURS(pairs(10), 3, sampler=sampler, num_workers=num_workers)
+    sampler = RandomSampler(Drawn(10), True, 96, torch.Generator().manual_seed(4))
+    return OURS(Drawn(10), 3, sampler=sampler, num_workers=num_workers)
 
 
 def divided(num_workers):
     """Its order is that of the epoch, which Lightning names."""
     sampler = DistributedSampler(range(LENGTH), num_replicas=1, rank=0)
-    return OURS(pairs(LENGTH), 3, sampler=sampler, num_workers=num_workers)
+    return OURS(Drawn(LENGTH), 3, sampler=sampler, num_workers=num_workers)
 
 
-def unsized(num_workers, loader=OURS, length=LENGTH, sample=pair):
-    return loader(PairStream(length, sample), 3, num_workers=num_workers)
-
-
-def undrawn(index):
-    return torch.tensor([float(index), 0.5])
+def unsized(num_workers, loader=OURS, length=LENGTH, kind=DrawnStream):
+    return loader(kind(length), 3, num_workers=num_workers)
 
 
 def pipeline(num_workers, length=LENGTH, source=ShuffledSource):
     """A PipelineDataset by itself."""
 
     def batch_of(numbers):
-        return torch.stack([undrawn(number) for number in numbers])
+        return torch.tensor([[number, 0] for number in numbers])
 
     builder = PipelineBuilder().add_source(source(length)).aggregate(3)
     builder.pipe(batch_of, concurrency=num_workers + 1, output_order="input")
@@ -125,12 +73,13 @@ def pipeline(num_workers, length=LENGTH, source=ShuffledSource):
 def piped(num_workers):
     """One in a loader; another source, whose passes differ, too."""
     dataset = pipeline(0, source=lambda length: ListSource(range(length)).shuffle(1))
-    dataset.thread_safe = True
-    return DataLoader(dataset, batch_size=None, num_workers=num_workers)
+    return OURS(dataset, batch_size=None, num_workers=num_workers)
 
 
 def stateful(num_workers, batch_size=3):
-    return DataLoader(Kept(), batch_size=batch_size, num_workers=num_workers)
+    """In a process, where there is a worker."""
+    dataset = StatefulStream(LENGTH)
+    return DataLoader(dataset, batch_size=batch_size, num_workers=num_workers, seed=1)
 
 
 def several(mode, short, lengths, num_workers):
@@ -202,7 +151,7 @@ ESTIMATE = {"touches_estimate": True}
 WAYS = [
     (plain, 0, EPOCHS | WITHIN),
     (sized, 2, EPOCHS | AFTER | ESTIMATE),
-    (partial(unsized, sample=undrawn), 1, STEPS | AFTER),
+    (partial(unsized, kind=Divided), 1, STEPS | AFTER),
     (plain, 2, STEPS | ESTIMATE),
     (even, 0, STEPS | WITHIN),
     (unsized, 0, EPOCHS | ESTIMATE),
@@ -378,4 +327,4 @@ def test_checkpoint_has_the_state_that_a_dataset_keeps(
         (worker,) = state["workers"]
         assert worker["num_items"] == index
         if step > 2:
-            assert worker["state"] == {"index": index}
+            assert worker["state"] == {"next_item": index}
