@@ -108,16 +108,11 @@ class PipelineMachine(RuleBasedStateMachine):
             self.state = "failed"
             assert self.must_fail
 
-    @rule(count=st.integers(1, 20))
+    @rule(count=st.integers(1, 20) | st.just(UNBOUNDED))
     def take(self, count):
         for _ in range(count):
             if self.is_flowing:
                 self.take_one(PATIENCE_SECONDS)
-
-    @rule()
-    def take_all(self):
-        while self.is_flowing:
-            self.take_one(PATIENCE_SECONDS)
 
     @rule(timeout=st.sampled_from([0.0, 0.0002, 0.002]))
     def take_with_timeout(self, timeout):
@@ -126,7 +121,7 @@ class PipelineMachine(RuleBasedStateMachine):
         try:
             self.take_one(timeout)
         except TimeoutError:
-            pass  # nothing is lost by it: take_all finds everything
+            pass  # nothing is lost by it: who takes all finds everything
 
     @rule(count=st.integers(1, 5))
     def loop_and_break(self, count):
@@ -146,13 +141,9 @@ class PipelineMachine(RuleBasedStateMachine):
             self.state = "failed"
             assert self.must_fail
 
-    @rule()
-    def close_gate(self):
-        self.gate.clear()
-
-    @rule()
-    def open_gate(self):
-        self.gate.set()
+    @rule(turn=st.sampled_from(["set", "clear"]))
+    def turn_gate(self, turn):
+        getattr(self.gate, turn)()
 
     @rule()
     def stop(self):

@@ -1,8 +1,6 @@
 """JPEGs of every sampling, and boxes of them."""
 
 import contextlib
-import random
-import zlib
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +8,6 @@ import torch
 from _pictures import encode, photograph
 from hypothesis import strategies as st
 
-from spdl_torch.io import Crop
 from spdl_torch.io._image import decode, kernel, libjpeg_turbo
 
 LIBRARY = libjpeg_turbo.find_library()
@@ -78,20 +75,6 @@ OTHER_KINDS = {
     "CMYK": jpeg(150, 201, mode="CMYK"),
     "bytes after the end": jpeg(150, 201) + b"\0\0",
 }
-
-
-def box_of(content):
-    """A function that always wants the same box of a picture, one that leaves most of it out."""
-    rng = random.Random(zlib.crc32(content))
-
-    def crop(height, width):
-        box_height = rng.randint(1, max(1, height // 2))
-        box_width = rng.randint(1, max(1, width // 2))
-        top = rng.randint(0, height - box_height)
-        return Crop(top, rng.randint(0, width - box_width), box_height, box_width)
-
-    drawn = {}
-    return lambda *size: drawn.setdefault(size, crop(*size))
 
 
 @st.composite
