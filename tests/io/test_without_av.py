@@ -53,7 +53,7 @@ for use in (
 ):
     assert refused(use) is True, refused(use)
 
-needing = {"spdl_torch.io._video", "spdl_torch.check_gpu.clips"}
+needing = {"spdl_torch.io._video"}
 elsewhere = {"lightning", "accelerate", "transformers", "__main__"}  # an extra's library, or run
 packages = pkgutil.walk_packages(spdl_torch.__path__, "spdl_torch.", onerror=lambda _: None)
 found = {each.name: refused(importlib.import_module, each.name) for each in packages
