@@ -23,8 +23,8 @@ from torch.utils.data import IterableDataset
 from ..engine import channel
 from ..errors import PipelineStopped
 from .backends.backend import Draws, LoadSpec
-from .backends.jobs import NO_BATCHES, Exhausted, Failed, Loaded, NoBatch, Over
-from .dealing import Dealing, Given, Told
+from .backends.jobs import NO_BATCHES, Dealing, Exhausted, Failed, Loaded, NoBatch
+from .checkpoint.order import Given, Told
 from .epoch_iterator import EpochIterator
 from .error_notes import add_thread_note, as_raised_in_loop, describe_batch
 from .loader_state import WorkersStart
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("spdl_torch.data")
 
-_END = Over(StopIteration())
+_END = Told(StopIteration())
 
 # Why an iterator gives no more batches.
 _ENDED = ""
@@ -219,10 +219,10 @@ class LoaderIterator(EpochIterator):
             return result
         raise _Instead(result)
 
-    def _next_result(self) -> Loaded | Failed | Told | Over:
+    def _next_result(self) -> Loaded | Failed | Told:
         """Return what the loop gets."""
         if self._over is not None:
-            return Over(PipelineStopped(self._over)) if self._over else _END
+            return Told(PipelineStopped(self._over)) if self._over else _END
         result: Any = None
         handed: Any = None
         try:
@@ -230,7 +230,7 @@ class LoaderIterator(EpochIterator):
             while True:
                 handed = self._hold() if self._has_workers else self._make()
                 if handed is not None:
-                    return handed  # type: ignore[no-any-return]  # Told, Over
+                    return handed  # type: ignore[no-any-return]  # Told
                 result, self._dealing.held = self._dealing.held, None
                 handed = result if type(result) is Loaded and self._skipped is None else None
                 if handed is None:
@@ -243,7 +243,7 @@ class LoaderIterator(EpochIterator):
                     return handed  # type: ignore[no-any-return]  # Loaded, Failed
         except BaseException as error:  # a handler's, or a bug of ours
             if isinstance(error, PipelineStopped) and self._over == _CLOSED:
-                return Over(PipelineStopped(_CLOSED))  # by another thread, meanwhile
+                return Told(PipelineStopped(_CLOSED))  # by another thread, meanwhile
             self._over = _CUT_SHORT
             self._backend.request_stop()
             raise
@@ -251,10 +251,10 @@ class LoaderIterator(EpochIterator):
             # An error's traceback may lead here, and a reference to it would be a cycle.
             result = handed = None
 
-    def _hold(self) -> Told | Over | None:
+    def _hold(self) -> Told | None:
         """Receive a result, and give out the jobs for which that makes room. Return what comes
         before it: an error of the sampler, or the end."""
-        instead: Told | Over | None = None
+        instead: Told | None = None
         try:
             if self._dealing.held is None:
                 if not self._dealing.num_out:
@@ -266,7 +266,7 @@ class LoaderIterator(EpochIterator):
         finally:
             instead = None  # as in _next_result: the traceback of a sampler's error leads here
 
-    def _make(self) -> Told | Over | None:
+    def _make(self) -> Told | None:
         """Without workers: make the next batch here, and hold it. Return as ``_hold``."""
         job = self._stats.draws.time(self._order.draw, self._sampler_iter, 0)
         if job is None:
@@ -283,13 +283,13 @@ class LoaderIterator(EpochIterator):
             self._start.had_first()
         return None
 
-    def _keep(self, result: Result | Over | None) -> Told | Over | None:
+    def _keep(self, result: Result | Told | None) -> Told | None:
         """Hold a result, and count it; wait on if there is none. Return what comes in its place."""
         if result is None:
             if self._timeout:
                 return Told(RuntimeError(self._timed_out()))
             result = self._receive_late()
-        if isinstance(result, Over) or (isinstance(result, Failed) and result.ends):
+        if isinstance(result, Told) or (isinstance(result, Failed) and result.ends):
             return self._lose(result.error)
         worker = self._order.worker_of(result.number)
         self._dealing.receive(worker, result, is_last=type(result) is Exhausted)
@@ -326,7 +326,7 @@ class LoaderIterator(EpochIterator):
             add_thread_note(error, where, describe_batch(job.number, job.index))
             self._backend.answer(Failed(job.number, error))
 
-    def _receive_late(self) -> Result | Over:
+    def _receive_late(self) -> Result | Told:
         waited = channel.STALL_SECONDS
         while True:
             _logger.warning(
@@ -375,7 +375,7 @@ class LoaderIterator(EpochIterator):
             result, self._dealing.held = self._dealing.held, None
             self._note(result)
 
-    def _lose(self, error: BaseException) -> Over:
+    def _lose(self, error: BaseException) -> Told:
         """End the epoch with an error, after which it is over; or as closed by another thread.
         Persistent workers end, too, and the next epoch begins with new ones."""
         error = as_raised_in_loop(error)
@@ -383,9 +383,9 @@ class LoaderIterator(EpochIterator):
             error = PipelineStopped(_CLOSED)
         self._over = _CLOSED if isinstance(error, PipelineStopped) else _ENDED
         self._backend.request_stop()
-        return Over(error)
+        return Told(error)
 
-    def _end_epoch(self) -> Over:
+    def _end_epoch(self) -> Told:
         """End the epoch: no batch is left. Let go of what has made the batches."""
         order = self._order
         if order.is_short:
@@ -402,7 +402,7 @@ class LoaderIterator(EpochIterator):
             for finalizer in self._finalizers:
                 finalizer.detach()
         failure = None if self._skipped is None else self._skipped.end()
-        end = _END if failure is None else Over(failure)
+        end = _END if failure is None else Told(failure)
         # Last: the loop does not see an end that Ctrl-C cuts off, and a state has to say so. From
         # here to the loop there is no place where Python looks for it.
         self._over, order.finished = _ENDED, True

@@ -12,14 +12,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence, Sized
 
     from ...engine.rings import ConsumerRing
-    from ..checkpoint.order import Order
+    from ..checkpoint.order import Given, Order, Told
     from ..checkpoint.user_state import WorkerState
-    from ..dealing import Given
     from ..fetching.batch_maker import BatchRecipe
     from ..fetching.collating import Memory
     from ..rng.keys import StreamKey
     from ..stats.stats import EpochStats
-    from .jobs import Failed, Over, Result
+    from .jobs import Failed, Result
 
 
 class Draws(NamedTuple):
@@ -115,7 +114,7 @@ class Backend(ABC):
         raise AssertionError("guaranteed by give(): it could")
 
     @abstractmethod
-    def take(self, seconds: float) -> Result | Over | None:
+    def take(self, seconds: float) -> Result | Told | None:
         """Return the next result, in order if the spec says so; None = the time is over."""
 
     @abstractmethod

@@ -20,10 +20,11 @@ from ...engine.recorder import FlightRecorder
 from ...engine.shared import weakly
 from ...engine.threads import ThreadGroup
 from ...errors import PipelineStopped
+from ..checkpoint.order import Told
 from ..stats.stats import CrewStats
 from .activity import describe_activities
 from .backend import Backend
-from .jobs import NO_BATCHES, Epoch, Over, Result
+from .jobs import NO_BATCHES, Epoch, Result
 from .transfer_stage import AHEAD
 from .worker_thread import intra_op_threads_kept, use_one_intra_op_thread
 
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 JOIN_SECONDS = 1.0  # idle workers end at once; a longer wait would hide a hang
 _UNDER_WAY_SECONDS = 5.0  # for the samples that threads are making, as close() says
 
-_MAX_EPOCHS_WAITING = 1_000  # that a persistent loader may begin before a thread looks
+MAX_EPOCHS_WAITING = 1_000  # that a persistent loader may begin before a thread looks
 
 
 class Crew(Backend):
@@ -87,7 +88,6 @@ class Crew(Backend):
     def _new_results(self, recorder: FlightRecorder) -> Channel[Result]:
         """Return the queue in which an epoch's results come."""
 
-    @abstractmethod
     def _prepare(self, key: StreamKey, workers: Sequence[WorkerState]) -> None:
         """Have the workers there for an epoch that is about to begin; drop what is outstanding."""
 
@@ -159,15 +159,15 @@ class Crew(Backend):
             consumer=recorder.new_consumer_ring(2 if stage is None else 3, outlet),
         )
 
-    def take(self, seconds: float) -> Result | Over | None:
+    def take(self, seconds: float) -> Result | Told | None:
         """Return the next result; see ``Backend``."""
         deadline = monotonic() + seconds
         while True:
             if (failure := self.failure) is not None:
-                return Over(failure)
+                return Told(failure)
             epoch, wait = self._epoch, None
             if epoch is None or not self._threads.is_here:
-                return Over(PipelineStopped(self._gone()))
+                return Told(PipelineStopped(self._gone()))
             if not epoch.outlet.has_next:  # a batch that is there comes first
                 self._tend(epoch)
                 wait = max(0.0, min(self.look_seconds, deadline - monotonic()))
@@ -180,7 +180,7 @@ class Crew(Backend):
                 if monotonic() >= deadline:
                     return None
             except ChannelClosed:
-                return Over(self.loss or PipelineStopped(self._gone()))
+                return Told(self.loss or PipelineStopped(self._gone()))
 
     def at_work(self, awaited: int | None) -> str:
         """Describe what the threads do; see ``Backend``."""
@@ -223,6 +223,7 @@ class Crew(Backend):
                 epoch.close()
             if self._staged is not None:
                 self._staged.close()
+            # Free the batches that nobody will take: a kept error's frames may hold the workers.
             self._epoch = None
             self._end()
 
@@ -253,7 +254,7 @@ class Crew(Backend):
         if self._staged is not None:
             self._staged.put(epoch)
             return
-        self._staged = epochs = Channel[Epoch](_MAX_EPOCHS_WAITING)
+        self._staged = epochs = Channel[Epoch](MAX_EPOCHS_WAITING)
         epochs.put(epoch)
         ready = Channel[None](1)
         with intra_op_threads_kept():

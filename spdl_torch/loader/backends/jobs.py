@@ -1,12 +1,13 @@
-"""The messages between the trainer's thread and the workers: jobs out, results back; and the queues
-of one pass over the dataset, by which they go."""
+"""The messages between the trainer's thread and the workers: jobs out, results back; the queues of
+one pass over the dataset, by which they go; and who gets which."""
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...locks import RLock
-from ..dealing import Given
+from ..checkpoint.order import Given
 from ..error_notes import is_of_handler
 from ..fetching.bad_samples import NoGoodSample, record_bad
 from ..fetching.items import EndOfIterable
@@ -63,13 +64,6 @@ class Exhausted(NamedTuple):
 
 
 Result = Loaded | Failed | Exhausted | NoBatch
-
-
-class Over(NamedTuple):
-    """The end of an epoch for its loop, by what it raises: StopIteration, or an error after which
-    no batch comes."""
-
-    error: BaseException
 
 
 def result_of(
@@ -150,55 +144,6 @@ class SharedJob:
 Job = Given | SharedJob
 
 
-class Epoch(NamedTuple):
-    """The one outlet of a pass, whoever its workers are. Another pass gets new queues, so nothing
-    stale can reach it."""
-
-    results: Channel[Result]
-    """The results of the workers."""
-    outlet: Channel[Result]
-    """The queue that the trainer takes from: ``results``, or that of batches on its device."""
-    in_order: bool
-    key: StreamKey
-    workers: Sequence[WorkerState]
-    """The state to which each worker's iterable advances before its first batch; () = map-style."""
-    recorder: FlightRecorder
-    consumer: ConsumerRing
-    """The ring in which the trainer's waits are recorded."""
-
-    def key_of(self, worker: int) -> StreamKey:
-        """Return the worker's stream key. Workers with their own iterables number their items
-        separately, as ranks do."""
-        if not self.workers:
-            return self.key
-        return self.key._replace(num_replicas=len(self.workers), rank=worker)
-
-    def deliver(self, result: Result) -> None:
-        """Hand a result to the trainer. Never blocks: the queue has room for all outstanding
-        jobs.
-        """
-        recorded(self.recorder, result)
-        if self.in_order:
-            self.results.put_at(result.number, result)
-        else:
-            self.results.put(result)
-
-    def close(self) -> None:
-        """End every wait for a batch."""
-        self.consumer.end()
-        self.results.close()
-        self.outlet.close()
-
-
-def recorded(recorder: FlightRecorder, result: Result) -> Result:
-    """Record what failed, before anybody has the result: then all of it is in the trace. Return
-    the result."""
-    record_bad(recorder, result.number, result.tries)
-    if isinstance(result, Failed):
-        recorder.failed("worker", result.number, result.error)
-    return result
-
-
 # If a whole batch takes less than this, waking other threads costs more than they gain (a wake-up
 # takes 10 to 50 µs, measured), so one thread makes the batch alone.
 _SHARE_ABOVE_NS = 1_000_000
@@ -222,14 +167,32 @@ class Sharing:
         return max(1, min(num_workers, len(index)))
 
 
-class Shift(NamedTuple):
-    """An epoch as the workers of one process have it: with their jobs."""
+class Epoch(NamedTuple):
+    """The queues of a pass, whoever its workers are. Another pass gets new ones, so nothing stale
+    can reach it."""
 
-    epoch: Epoch
-    jobs: tuple[Channel[Job], ...]
-    """One queue for all workers, or one each where they take turns."""
-    sharing: Sharing | None
+    results: Channel[Result]
+    """The results of the workers."""
+    outlet: Channel[Result]
+    """The queue that the trainer takes from: ``results``, or that of batches on its device."""
+    in_order: bool
+    key: StreamKey
+    workers: Sequence[WorkerState]
+    """The state to which each worker's iterable advances before its first batch; () = map-style."""
+    recorder: FlightRecorder
+    consumer: ConsumerRing
+    """The ring in which the trainer's waits are recorded."""
+    jobs: tuple[Channel[Job], ...] = ()
+    """The jobs of this process's workers: one queue for all, or one each where they take turns."""
+    sharing: Sharing | None = None
     """How many workers share a job; None = each has its own jobs, or the process to itself."""
+
+    def key_of(self, worker: int) -> StreamKey:
+        """Return the worker's stream key. Workers with their own iterables number their items
+        separately, as ranks do."""
+        if not self.workers:
+            return self.key
+        return self.key._replace(num_replicas=len(self.workers), rank=worker)
 
     def jobs_of(self, worker: int) -> Channel[Job]:
         """Return the queue from which a worker takes its jobs."""
@@ -239,7 +202,84 @@ class Shift(NamedTuple):
         """Return the time that all workers together had no job."""
         return sum(jobs.counters().get_wait[0] for jobs in self.jobs)
 
+    def deliver(self, result: Result) -> None:
+        """Hand a result to the trainer. Never blocks: the queue has room for all outstanding
+        jobs.
+        """
+        recorded(self.recorder, result)
+        if self.in_order:
+            self.results.put_at(result.number, result)
+        else:
+            self.results.put(result)
+
     def close(self) -> None:
-        """End the workers' waits for jobs."""
+        """End every wait, for a batch or a job."""
+        self.consumer.end()
+        self.results.close()
+        self.outlet.close()
         for jobs in self.jobs:
             jobs.close()
+
+
+def recorded(recorder: FlightRecorder, result: Result) -> Result:
+    """Record what failed, before anybody has the result: then all of it is in the trace. Return
+    the result."""
+    record_bad(recorder, result.number, result.tries)
+    if isinstance(result, Failed):
+        recorder.failed("worker", result.number, result.error)
+    return result
+
+
+class Dealing:
+    """The jobs of an epoch as its workers get them, in turns, from ``first`` on.
+
+    A worker whose iterable has ended loses its turn, as in torch, once it has said so.
+
+    evenly: no worker has more than its share of ``max_outstanding`` jobs.
+    """
+
+    def __init__(
+        self,
+        num_workers: int,
+        first: int,
+        *,
+        max_outstanding: int,
+        evenly: bool,
+    ) -> None:
+        self._turns = deque([*range(first, num_workers), *range(first)])
+        self._evenly = evenly
+        self._jobs = [0] * num_workers  # that each of them has
+        self.max_outstanding = max_outstanding
+        """The most jobs that may be given out and not yet received; tuning may change it."""
+        self.num_out = 0
+        """The number of those jobs."""
+        self.held: Result | None = None
+        """What was received and not handed out: it waits here while the next jobs are given out, so
+        that an error of the sampler, which comes first, does not cost the loop this batch."""
+
+    def next_worker(self) -> int | None:
+        """Return the worker that gets the next job; None = no one has room for another one.
+
+        Where order does not matter, a worker with its full share of jobs is passed over:
+        otherwise one that is stuck would in the end have every job.
+        """
+        turns = self._turns
+        for _ in range(len(turns)):
+            worker: int = turns[0]
+            turns.rotate(-1)
+            if not self._evenly or self._jobs[worker] < max(1, self.max_outstanding // len(turns)):
+                return worker
+        return None
+
+    def give(self, worker: int) -> None:
+        """Count a job that is given out."""
+        self._jobs[worker] += 1
+        self.num_out += 1
+
+    def receive(self, worker: int, result: Result, *, is_last: bool) -> None:
+        """Hold the result of a worker's job. ``is_last``: of its last one."""
+        self.held = result
+        self._jobs[worker] -= 1
+        self.num_out -= 1
+        if is_last and worker in self._turns:
+            self._turns.remove(worker)

@@ -21,8 +21,8 @@ from ...machine.probes import join_probing, start_probing, stop_probing
 from ...objects.generator_states import generators_kept
 from ..stats.counts import WorkerCounts
 from .activity import Activity
-from .crew import JOIN_SECONDS, Crew
-from .jobs import NO_BATCHES, Epoch, Job, Result, SharedJob, Sharing, Shift
+from .crew import JOIN_SECONDS, MAX_EPOCHS_WAITING, Crew
+from .jobs import NO_BATCHES, Epoch, Job, Result, SharedJob, Sharing
 from .transfer_stage import most_pieces
 from .worker_thread import Worker, intra_op_threads_kept, use_one_intra_op_thread
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from ...engine.recorder import FlightRecorder
     from ...io._transfer.batch_memory import BatchMemory
     from ...observe.verdict.placement import Placement
+    from ..checkpoint.order import Given
     from ..checkpoint.user_state import WorkerState
-    from ..dealing import Given
     from ..error_notes import Reason
     from ..rng.keys import StreamKey
     from .backend import LoadSpec
@@ -43,8 +43,6 @@ _logger = logging.getLogger("spdl_torch.data")
 
 _MOST_WORKERS = 1_000_000
 
-_MAX_SHIFTS_WAITING = 1_000  # epochs that a persistent loader may begin before a worker looks
-
 
 class Threads(Crew):
     """Worker threads; see ``Crew``.
@@ -52,10 +50,9 @@ class Threads(Crew):
     A thread that is fetching a sample as they are stopped finishes it and then ends. Only the
     interpreter's exit waits for that, for a bounded time.
 
-    Owners of its state: the loop's thread writes ``_shift``, ``_spec`` and who is resting;
-    ``request_stop``, on any thread, sets ``_shift`` to None, for good. A worker removes itself from
-    ``_shifts`` as it leaves. It writes ``failure`` before it says that it is
-    ready, for which the loop's thread waits in ``_start_threads``.
+    Owners of its state: the loop's thread writes ``_spec`` and who is resting. A worker removes
+    itself from ``_epochs`` as it leaves. It writes ``failure`` before it says that it is ready, for
+    which the loop's thread waits in ``_start_threads``.
     """
 
     def __init__(
@@ -69,45 +66,48 @@ class Threads(Crew):
         self._is_whole = True  # False once the system had no thread for a worker
         # A queue of epochs for each running worker. Workers remove their own when they leave, so
         # iterate over a copy.
-        self._shifts = {n: Channel[Shift](_MAX_SHIFTS_WAITING) for n in range(spec.num_workers)}
+        self._epochs = {n: Channel[Epoch](MAX_EPOCHS_WAITING) for n in range(spec.num_workers)}
         self.counts: WorkerCounts = WorkerCounts(spec.num_workers, spec.recipe.dataset)
         self._num_surplus = 0  # workers that are to leave
         self._leaving = RLock()  # guards it, for moments
         self._copying = RLock()  # held by a worker that copies the dataset
-        self._shift: Shift | None = None
+        self._has_begun = False
 
     def _new_results(self, recorder: FlightRecorder) -> Channel[Result]:
         return Channel[Result](self._spec.max_outstanding, marks=NO_BATCHES)
 
-    def _prepare(self, key: StreamKey, workers: Sequence[WorkerState]) -> None:
-        """Do nothing: threads start with their first epoch, and drop their jobs with the next."""
+    def _new_epoch(self, key: StreamKey, workers: Sequence[WorkerState]) -> Epoch:
+        epoch, spec = super()._new_epoch(key, workers), self._spec
+        # A shared job is queued once for every worker that helps with it.
+        capacity = spec.max_outstanding * spec.num_workers
+        num_queues = spec.num_workers if spec.has_turns else 1
+        epoch.recorder.add_queue(0, "jobs", capacity)
+        return epoch._replace(
+            jobs=tuple(Channel[Job](capacity) for _ in range(num_queues)),
+            sharing=None if spec.has_turns else Sharing(may_share=spec.shares_jobs),
+        )
 
     def _begin(self, epoch: Epoch) -> None:
         """Deliver to this epoch from now on. The threads start with the first.
 
         Raises: RuntimeError: the system has no more threads; those that were started end.
         """
-        last = self._shift
-        if last is None:
-            if self._spec.stats:
-                start_probing(self)
-            self._begin_shift(epoch)
+        is_first, self._has_begun = not self._has_begun, True
+        if is_first and self._spec.stats:
+            start_probing(self)
+        self.counts.begin(epoch)
+        for epochs in list(self._epochs.values()):
+            epochs.put(epoch)
+        if is_first:
             self._start_threads()
-        else:
-            last.close()
-            self._begin_shift(epoch)
 
     def give(self, job: Given) -> None:
         """Give out a job; see ``Backend``. One that finds the workers gone is lost: so is the
         epoch, as ``take`` says."""
-        shift = self._shift
-        if shift is None:
+        if (epoch := self._epoch) is None:
             return
-        sharing, hands, jobs = shift.sharing, 1, shift.jobs[0]
-        if sharing is None:
-            jobs = shift.jobs_of(job.worker)
-        else:
-            hands = sharing.hands(job.index, self._spec.num_workers)
+        jobs, sharing = epoch.jobs_of(job.worker), epoch.sharing
+        hands = 1 if sharing is None else sharing.hands(job.index, self._spec.num_workers)
         made = SharedJob(job) if hands > 1 else job
         with suppress(ChannelClosed):
             for _ in range(hands):
@@ -119,22 +119,19 @@ class Threads(Crew):
         Each surplus worker leaves after the job that it works on or waits for. If the system has no
         more threads, the log says so, and the number no longer changes.
         """
-        self._running().results.grow(max_outstanding)
-        shift, more = self._shift, num_workers - self._spec.num_workers
-        if shift is None:
-            raise ChannelClosed
+        epoch, more = self._running(), num_workers - self._spec.num_workers
+        epoch.results.grow(max_outstanding)
         if not self._is_whole or max_outstanding < 1:
             return self._spec.num_workers
-        jobs = shift.jobs[0]
-        jobs.grow(max_outstanding * num_workers)
+        epoch.jobs[0].grow(max_outstanding * num_workers)
         self._set_size(num_workers, max_outstanding)
-        free = (n for n in range(self._spec.announced_workers) if n not in self._shifts)
+        free = (n for n in range(self._spec.announced_workers) if n not in self._epochs)
         with self._leaving:
             self._num_surplus, more = max(0, self._num_surplus - more), more - self._num_surplus
         joining = tuple(itertools.islice(free, max(0, more)))
         for number in joining:
-            self._shifts[number] = Channel(_MAX_SHIFTS_WAITING)
-            self._shifts[number].put(shift)
+            self._epochs[number] = Channel(MAX_EPOCHS_WAITING)
+            self._epochs[number].put(epoch)
         if missing := self._start_threads(joining) if joining else 0:
             self._is_whole = False
             self._set_size(num_workers - missing, max_outstanding)
@@ -165,14 +162,8 @@ class Threads(Crew):
         self.counts.end()
 
     def _end(self) -> None:
-        shift = self._shift
-        for shifts in list(self._shifts.values()):
-            shifts.close()
-        if shift is not None:
-            shift.close()
-            shift.epoch.close()
-        # Free the batches that nobody will take: the frames of a kept error may hold the workers.
-        self._shift = None
+        for epochs in list(self._epochs.values()):
+            epochs.close()
         self.counts.end()
         self.failure = None
         stop_probing(self)
@@ -181,25 +172,6 @@ class Threads(Crew):
         """``request_stop`` and wait for the threads, which have nothing left to do."""
         super().stop()
         join_probing(JOIN_SECONDS)
-
-    def _begin_shift(self, epoch: Epoch) -> None:
-        spec = self._spec
-        shift = Shift(
-            epoch,
-            # A shared job is queued once for every worker that helps with it.
-            jobs=tuple(
-                Channel[Job](spec.max_outstanding * spec.num_workers)
-                for _ in range(spec.num_workers if spec.has_turns else 1)
-            ),
-            sharing=None if spec.has_turns else Sharing(may_share=spec.shares_jobs),
-        )
-        epoch.recorder.add_queue(0, "jobs", shift.jobs[0].capacity)
-        # Store it before any worker gets it: Ctrl-C in between must not leave workers with jobs
-        # that request_stop cannot close.
-        self._shift = shift
-        self.counts.begin(shift)
-        for shifts in list(self._shifts.values()):
-            shifts.put(shift)
 
     def _start_threads(self, more: Sequence[int] = ()) -> int:
         """Start all threads, or ``more`` workers, and wait until they are ready. Return how many of
@@ -211,14 +183,14 @@ class Threads(Crew):
         # call in it that the patches do not reach would seed the trainer's.
         generators = generators_kept() if self._spec.worker_init_fn else nullcontext()
         with intra_op_threads_kept(), generators:
-            for number in more or list(self._shifts):
+            for number in more or list(self._epochs):
                 try:
                     run = partial(self._run, number, ready)
                     self._threads.spawn(f"loader-{number}", run)
                 except RuntimeError as error:  # the system has no more threads
                     if not more:
                         raise
-                    self._shifts.pop(number)
+                    self._epochs.pop(number)
                     missing += 1
                     _logger.warning(
                         "DataLoader: no thread could be started for one more worker (%s); the "
@@ -252,20 +224,18 @@ class Threads(Crew):
             Worker(
                 number,
                 self._spec,
-                self._shifts[number],
+                self._epochs[number],
                 self.activities[number],
                 copying=self._copying,
                 cells=self.counts.new_cells(enabled=self._spec.stats),
                 could_not_start=self._could_not_start,
             ).serve(say_ready, self._is_surplus)
-            self._shifts.pop(number, None)  # last: from here on resize() may give the number again
+            self._epochs.pop(number, None)  # last: from here on resize() may give the number again
         except BaseException as error:
             _logger.exception("DataLoader: a thread of the loader has failed")
             self._death = error.with_traceback(None)
-            shift = self._shift
-            if shift is not None:
-                shift.close()
-                shift.epoch.close()
+            if (epoch := self._epoch) is not None:
+                epoch.close()
         finally:
             say_ready()
 

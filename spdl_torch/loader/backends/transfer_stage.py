@@ -29,7 +29,6 @@ from .jobs import Failed, Loaded
 if TYPE_CHECKING:
     from ...engine.channel import Channel
     from ...engine.counters import TaskCell
-    from ...engine.rings import Ring
     from ...io._transfer.batch_memory import BatchMemory
     from ...io._transfer.region import LimitedLocker
     from ...io._transfer.transfer import Staged, Transfer
@@ -95,14 +94,14 @@ class Forwarder:
         """Pass on epoch after epoch, until ``epochs`` is closed. Runs on its own thread."""
         while True:
             try:
-                epoch = epochs.get()
-                self._run_epoch(epoch, epoch.recorder.new_ring(self.name, 2))
+                self._run_epoch(epochs.get())  # no variable holds an epoch that is over
             except ChannelClosed:
                 if epochs.closed:
                     return
 
-    def _run_epoch(self, epoch: Epoch, ring: Ring) -> None:
+    def _run_epoch(self, epoch: Epoch) -> None:
         inlet, outlet = epoch.results, epoch.outlet
+        ring = epoch.recorder.new_ring(self.name, 2)
         since_ns = ring.begin()
         while True:
             result = inlet.get()

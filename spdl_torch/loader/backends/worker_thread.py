@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ..fetching.batch_maker import BatchRecipe
     from .activity import Activity
     from .backend import LoadSpec
-    from .jobs import Epoch, Job, Shift
+    from .jobs import Epoch, Job
 
 _NOTHING_LEFT = Exhausted(-1)  # the other workers have taken all samples of a shared job
 
@@ -50,7 +50,7 @@ class Worker:
         self,
         number: int,
         spec: LoadSpec,
-        shifts: Channel[Shift],
+        epochs: Channel[Epoch],
         activity: Activity,
         *,
         copying: RLock | None,
@@ -65,7 +65,7 @@ class Worker:
         """
         self._number = number
         self._spec = spec
-        self._shifts = shifts
+        self._epochs = epochs
         self._activity = activity
         self._copying = copying
         self._cells = cells
@@ -109,16 +109,13 @@ class Worker:
                 self._could_not_start(broken)
             # The trainer waits for this.
             say_ready()
-            shift, leave = None, False
+            leave = False
             while not leave:
-                try:
-                    shift = self._shifts.get()
-                    self._work(shift, make_batches, broken, is_surplus)
+                try:  # no variable holds the epoch while waiting, for the reason in _work
+                    self._work(self._epochs.get(), make_batches, broken, is_surplus)
                     leave = True
                 except ChannelClosed:
-                    leave = self._shifts.closed
-                finally:
-                    shift = None  # no reference while waiting, for the reason in _work
+                    leave = self._epochs.closed
 
     def _own_recipe(self) -> tuple[BatchRecipe, Reason | None]:
         """Return the recipe with the worker's own dataset and functions, and why that could not be
@@ -166,13 +163,13 @@ class Worker:
 
     def _work(
         self,
-        shift: Shift,
+        epoch: Epoch,
         make_batches: Callable[..., BatchMaker],
         broken: Reason | None,
         is_surplus: Callable[[], bool],
     ) -> None:
         """Work on one epoch until this worker is one too many. Raises: ChannelClosed: it ends."""
-        spec, number, epoch = self._spec, self._number, shift.epoch
+        spec, number = self._spec, self._number
         if self._has_begun and spec.draws.is_seeded:
             self._streams.begin_worker(epoch.key.epoch_seed)
         self._has_begun = True
@@ -183,16 +180,16 @@ class Worker:
         self._activity.maker = None
         maker = broken or self._opened(epoch, make_batches)
         self._activity.maker = maker if isinstance(maker, BatchMaker) else None
-        jobs, since_ns = shift.jobs_of(number), ring.begin()
+        jobs, since_ns = epoch.jobs_of(number), ring.begin()
         try:
             while not is_surplus():
-                since_ns = self._do(jobs.get(), maker, shift, ring, since_ns)
+                since_ns = self._do(jobs.get(), maker, epoch, ring, since_ns)
         finally:
             # An undelivered error keeps its frames alive, this one among them. Drop what leads
             # from here back to the error, or the cycle would keep both. And a generator of the
             # dataset's that ends here may draw as it ends, which belongs to this worker's streams.
             self._activity.maker = None
-            del shift, epoch, jobs, maker
+            del epoch, jobs, maker
 
     def _opened(self, epoch: Epoch, make_batches: Callable[..., BatchMaker]) -> BatchMaker | Reason:
         """Return the maker of the epoch's batches, or why there is none."""
@@ -207,7 +204,7 @@ class Worker:
         return failure or made
 
     def _do(
-        self, job: Job, maker: BatchMaker | Reason, shift: Shift, ring: Ring, since_ns: int
+        self, job: Job, maker: BatchMaker | Reason, epoch: Epoch, ring: Ring, since_ns: int
     ) -> int:
         """Do a job and deliver its result. ``since_ns``: when this worker finished the previous
         one; returns when it finished this one.
@@ -227,15 +224,15 @@ class Worker:
                 # SystemExit too is in its place: the trainer waits for an answer.
                 result = result_of(maker, job, self._spec.finalize)
                 taken = job.size if isinstance(result, Loaded) else 0  # do not time failures
-            if taken and shift.sharing is not None:
-                shift.sharing.sample_ns = (perf_counter_ns() - started_ns) / taken
+            if taken and epoch.sharing is not None:
+                epoch.sharing.sample_ns = (perf_counter_ns() - started_ns) / taken
             self._activity.job = None  # from here on a fork need not wait for this worker
             if result is _NOTHING_LEFT:
                 return since_ns
             ended_ns, cpu_ns = perf_counter_ns(), thread_time_ns() - cpu_ns
             output, outcome = (-1 if result is None else number), Outcome.PASSED
             if result is not None:  # None: the worker that finishes the last sample delivers
-                shift.epoch.deliver(result)
+                epoch.deliver(result)
             if isinstance(result, Failed):
                 outcome = Outcome.FAILED
             done_ns = perf_counter_ns()
@@ -248,13 +245,13 @@ class Worker:
                     cpu_ns,
                     number,
                     output,
-                    shift.jobs_of(self._number),
-                    shift.epoch.results,
+                    epoch.jobs_of(self._number),
+                    epoch.results,
                     outcome,
                 )
             return done_ns
         finally:
-            del job, maker, shift, result  # as in _work
+            del job, maker, epoch, result  # as in _work
 
     def _help(self, maker: BatchMaker, job: SharedJob) -> tuple[Result | None, int]:
         """Fetch samples of a shared job until none is left.

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..dealing import Given, Told
 from ..error_notes import add_thread_note, is_of_handler
 from ..sampling.sampler_chain import epoch_of, names_of, unshared
 from .epoch_start import SamplerState
@@ -26,6 +25,32 @@ if TYPE_CHECKING:
 
 END = object()
 """In place of an index that there is not."""
+
+
+class Given(NamedTuple):
+    """A job, as it is given out."""
+
+    number: int
+    index: Any
+    first: int
+    """The position of its first sample in the epoch."""
+    wants_state: bool
+    """Whether an iterable that keeps a state is asked for it after this batch."""
+    worker: int
+    """The worker that gets it, where not any can make it."""
+
+    @property
+    def size(self) -> int:
+        """The number of its samples."""
+        return len(self.index) if isinstance(self.index, list | tuple) else 1
+
+
+class Told(NamedTuple):
+    """What the loop gets in place of no batch, by what it raises: StopIteration; an error of the
+    sampler, or of a wait that took too long, after which batches come at a later ``next()``; or,
+    from a backend, one after which none comes."""
+
+    error: BaseException
 
 
 class HandedOut(NamedTuple):

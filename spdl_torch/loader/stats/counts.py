@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ...engine.counters import QueueCounters, TaskCell, TaskCounters
     from ...observe.verdict.placement import Placement
-    from ..backends.jobs import Shift
+    from ..backends.jobs import Epoch
 
     _Counts = dict[int, tuple[Any, Mapping[str, int]]]  # the counts of datasets, by id
 
@@ -122,7 +122,7 @@ class WorkerCounts:
         self.collate = TaskStatsHook(StageInfo(0, 2, "collate", num_workers))
         self.workers = ThreadCount(num_workers)
         self.datasets = DatasetCounts(dataset)
-        self._shift: Shift | None = None
+        self._epoch: Epoch | None = None
         self._before: tuple[TaskCounters, TaskCounters, ProbeCounters] | None = None
 
     def new_cells(self, *, enabled: bool) -> tuple[TaskCell | None, ...]:
@@ -133,28 +133,28 @@ class WorkerCounts:
         collate.clock = fetch.clock  # one thread's: what one has read serves the other
         return fetch, collate
 
-    def begin(self, shift: Shift) -> None:
+    def begin(self, epoch: Epoch) -> None:
         """Count an epoch from now on."""
         self._before = self.fetch.counters(), self.collate.counters(), probe_counters()
         self.datasets.begin()
-        self._shift = shift
+        self._epoch = epoch
 
     def end(self) -> None:
         """Let go of the epoch."""
-        self._shift = None
+        self._epoch = None
 
     def readings(self, *, run_delays: bool = True) -> Readings | None:
         """Return the counts of the epoch; None = there is none. ``run_delays=False``: with the
         waits for a core as they were read last, which is quicker."""
-        shift, before = self._shift, self._before
-        if shift is None or before is None:
+        epoch, before = self._epoch, self._before
+        if epoch is None or before is None:
             return None
         fetch, collate, probes = before
         # Read the waits right after the clock of `fetch`, whose time they are part of: the probes'
         # counters take long to read where threads contend for the GIL.
         return Readings(
             fetch=self.fetch.counters().since(fetch),
-            jobs_wait_ns=shift.idle_ns(),
+            jobs_wait_ns=epoch.idle_ns(),
             collate=self.collate.counters().since(collate),
             probes_before=probes,
             probes_now=probe_counters(run_delays=run_delays),

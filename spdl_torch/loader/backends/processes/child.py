@@ -28,11 +28,11 @@ from ....engine.recorder import SharedRecorder
 from ....locks import RLock
 from ....machine.probes import count_only_this_thread
 from ....scopes import scope
-from ...dealing import Given
+from ...checkpoint.order import Given
 from ...error_notes import Reason
 from ...rng.patches import install_functions
 from ...stats.counts import WorkerCounts
-from ..jobs import Epoch, Failed, Loaded, Shift
+from ..jobs import Epoch, Failed, Loaded
 from ..worker_thread import Worker, use_one_intra_op_thread
 from .batch_packing import SlabWriter
 from .error_pickle import pack_error, with_errors
@@ -104,7 +104,7 @@ def _run_worker(trainer: Trainer, asked: OwnedSocket, beginning: Beginning) -> N
         cells = counts.new_cells(enabled=spec.stats)
         try:
             Worker(
-                *(number, spec, trainer.shifts, activity),
+                *(number, spec, trainer.epochs, activity),
                 copying=None,
                 cells=cells,
                 could_not_start=_note_nothing,
@@ -176,7 +176,7 @@ class Trainer:
         self.wire = Wire(end)
         self.writer = SlabWriter()
         """What packs the batches."""
-        self.shifts = Channel[Shift](1)
+        self.epochs = Channel[Epoch](1)
         """The epoch that has begun; closed when the trainer is gone."""
         self.counts: WorkerCounts | None = None
         """What counts each epoch; None = nobody."""
@@ -191,28 +191,25 @@ class Trainer:
     # What comes:
 
     def begin(self, epoch: int, key: StreamKey, workers: Sequence[WorkerState]) -> None:
-        """Begin an epoch: the worker takes it from ``shifts``."""
+        """Begin an epoch: the worker takes it from ``epochs``."""
         assert self.counts is not None, "guaranteed by who calls it"
         self._epoch = epoch
         # What waits are jobs of this epoch: those of the last one were dropped.
         self._num_came, self._num_sent, self._waited_ns = len(self._waiting), 0, 0
         recorder = SharedRecorder(self._page.ring, epoch, enabled=self.records)
         queues: Any = self
-        shift = Shift(
-            Epoch(
-                results=queues,
-                outlet=queues,
-                in_order=False,  # the trainer puts the results in order
-                key=key,
-                workers=tuple(workers),
-                recorder=recorder,
-                consumer=recorder.new_consumer_ring(2),
-            ),
-            (queues,),
-            None,
+        begun = Epoch(
+            results=queues,
+            outlet=queues,
+            in_order=False,  # the trainer puts the results in order
+            key=key,
+            workers=tuple(workers),
+            recorder=recorder,
+            consumer=recorder.new_consumer_ring(2),
+            jobs=(queues,),
         )
-        self.counts.begin(shift)
-        self.shifts.put(shift)
+        self.counts.begin(begun)
+        self.epochs.put(begun)
 
     def get(self) -> Given:
         """Return the next job. Raises: ChannelClosed: another epoch begins, or the trainer is gone.
@@ -224,7 +221,7 @@ class Trainer:
         self._read()
         while not self._waiting:
             if self.wire.is_over:
-                self.shifts.close()
+                self.epochs.close()
                 raise ChannelClosed
             self._page.idle_since_ns = since_ns
             self._wait()

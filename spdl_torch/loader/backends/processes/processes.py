@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from ....engine.recorder import FlightRecorder
     from ....engine.rings import ConsumerRing
     from ....observe.verdict.placement import Placement
+    from ...checkpoint.order import Given
     from ...checkpoint.user_state import WorkerState
-    from ...dealing import Given
     from ...rng.keys import StreamKey
     from ..backend import LoadSpec
     from ..jobs import Epoch, Failed

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ...dealing import Given
+    from ...checkpoint.order import Given
     from .hearing import Hearing
     from .worker_process import WorkerProcess
 
