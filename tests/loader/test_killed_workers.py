@@ -88,10 +88,10 @@ def test_others_make_the_batches_of_a_child_whose_successor_takes_long(held_back
     found += [bits(next(batches)) for _ in range(10)]
     until(lambda: "The others make its batches again: " in caplog.text)
     assert not children_of(batches)[1].jobs
-    assert crew_of(batches).roster.numbers_at_work() == [0, 2]
+    assert crew_of(batches).numbers_at_work() == [0, 2]
     begin.set()
     until(lambda: are_up(batches))
-    assert crew_of(batches).roster.numbers_at_work() == [0, 1, 2]
+    assert crew_of(batches).numbers_at_work() == [0, 1, 2]
     assert found + list(map(bits, batches)) == expected
 
 

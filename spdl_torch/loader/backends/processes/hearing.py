@@ -154,49 +154,6 @@ def _give_back(child: WorkerProcess | None, result: Result) -> None:
         child.mappings.give_back(result.batch.slab)
 
 
-class _Figures:
-    """What is counted of a queue that one thread reads."""
-
-    def __init__(self) -> None:
-        self.wait = WaitTime()
-        self._num_put = self._num_got = 0
-        self._peak = 0
-        self._created_ns = self._empty_since_ns = perf_counter_ns()
-        self._empty_ns = 0
-        self._ended_ns: int | None = None
-
-    def put(self, result: Result, since_ns: int, num_items: int) -> None:
-        """Note a result that came then, and with which so many are there."""
-        if self._empty_since_ns:
-            self._empty_ns += max(0, since_ns - self._empty_since_ns)
-            self._empty_since_ns = 0
-        self._num_put += type(result) not in NO_BATCHES
-        self._peak = max(self._peak, num_items)
-
-    def got(self, result: Result, num_left: int) -> None:
-        """Note a result that is taken, and how many others are ready."""
-        if not num_left:
-            self._empty_since_ns = perf_counter_ns()
-        self._num_got += type(result) not in NO_BATCHES
-
-    def end(self) -> None:
-        """Let time pass no more."""
-        self._ended_ns = self._ended_ns or perf_counter_ns()
-
-    def read(self) -> QueueCounters:
-        """Return everything counted so far."""
-        now = self._ended_ns or perf_counter_ns()
-        open_empty = max(0, now - self._empty_since_ns) if self._empty_since_ns else 0
-        return QueueCounters(
-            elapsed_ns=now - self._created_ns,
-            num_put=self._num_put,
-            num_got=self._num_got,
-            get_wait=self.wait.read(),
-            empty_ns=self._empty_ns + open_empty,
-            peak_items=self._peak,
-        )
-
-
 class Incoming:
     """The results of one epoch, in order, as the thread that reads takes them: what a ``Channel``
     is between threads."""
@@ -226,7 +183,11 @@ class Incoming:
         self._early: dict[int, _Heard] = {}
         self._ready: deque[_Heard] = deque()
         self._turn = 0
-        self._figures = _Figures()
+        self._wait_time = WaitTime()
+        self._num_put = self._num_got = self._peak = 0
+        self._created_ns = self._empty_since_ns = perf_counter_ns()
+        self._empty_ns = 0
+        self._ended_ns: int | None = None
 
     def get(self) -> Result:
         """Take the next result; wait for it. Raises: ChannelClosed."""
@@ -240,14 +201,16 @@ class Incoming:
         if not self.has_next:
             self._wait(None if seconds is None else monotonic() + seconds)
         child, packed, _ = self._ready.popleft()
-        self._figures.got(packed, len(self._ready))
+        if not self._ready:
+            self._empty_since_ns = perf_counter_ns()
+        self._num_got += type(packed) not in NO_BATCHES
         # No variable holds what is opened: an error's traceback leads here, and that was a cycle.
         if child is None:
             return 0, recorded(self._recorder, packed)
         return 0, recorded(self._recorder, self._opened(child, packed))
 
     def _wait(self, deadline: float | None) -> None:
-        hearing, wait = self._hearing, self._figures.wait
+        hearing, wait = self._hearing, self._wait_time
         began_ns = wait.begin()
         try:
             while not self.has_next:
@@ -282,7 +245,11 @@ class Incoming:
 
     def _append(self, heard: _Heard, since_ns: int) -> None:
         self._ready.append(heard)
-        self._figures.put(heard[1], since_ns, len(self))
+        if self._empty_since_ns:
+            self._empty_ns += max(0, since_ns - self._empty_since_ns)
+            self._empty_since_ns = 0
+        self._num_put += type(heard[1]) not in NO_BATCHES
+        self._peak = max(self._peak, len(self))
 
     def _opened(self, child: WorkerProcess, packed: Result) -> Result:
         if not isinstance(packed, Loaded):
@@ -305,7 +272,16 @@ class Incoming:
 
     def counters(self) -> QueueCounters:
         """Return everything counted so far."""
-        return self._figures.read()
+        now = self._ended_ns or perf_counter_ns()
+        open_empty = max(0, now - self._empty_since_ns) if self._empty_since_ns else 0
+        return QueueCounters(
+            elapsed_ns=now - self._created_ns,
+            num_put=self._num_put,
+            num_got=self._num_got,
+            get_wait=self._wait_time.read(),
+            empty_ns=self._empty_ns + open_empty,
+            peak_items=self._peak,
+        )
 
     def grow(self, capacity: int) -> None:
         """Let more results wait."""
@@ -314,7 +290,7 @@ class Incoming:
     def close(self) -> None:
         """End every wait; see ``Channel``."""
         self.closed = True
-        self._figures.end()
+        self._ended_ns = self._ended_ns or perf_counter_ns()  # time passes no more
         self._hearing.wake()
 
     def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import threading
 from collections import Counter
 from functools import partial
 from time import perf_counter_ns
@@ -24,13 +25,13 @@ from ...rng.patches import install_for_copies
 from ..crew import JOIN_SECONDS, Crew
 from ..transfer_stage import Forwarder, most_regions
 from .hearing import Hearing, Incoming, Unpacking
-from .process import FINISH_SECONDS, reap
+from .process import FINISH_SECONDS, context_of, forks, reap
 from .process_counts import ProcessCounts
-from .roster import Roster
-from .starter import Starter
+from .signals import handlers_deferred
+from .worker_process import WorkerProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence, Sized
+    from collections.abc import Callable, Mapping, Sequence, Sized
 
     from ....engine.recorder import FlightRecorder
     from ....engine.rings import ConsumerRing
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from ..backend import LoadSpec
     from ..jobs import Epoch, Failed
     from ..transfer_stage import DeviceStage
-    from .worker_process import WorkerProcess
 
 _logger = logging.getLogger("spdl_torch.data")
 
@@ -80,13 +80,21 @@ class Processes(Crew):
         # into pinned memory of its own, which torch does not reuse too early.
         limit = spec.max_outstanding, spec.num_workers
         locker = None if stage is None else stage.limited(*limit)
-        self._starter = Starter(context, locker, self._threads)
+        self._locker = locker
+        self._context = context_of(context)
+        # Whether children are copies of this process and of the thread that starts them.
+        self._are_copies = forks(self._context)
         if passed_on is not None:
             self.look_seconds = _LOOK_SECONDS
         self.hearing = Hearing(is_the_loops=passed_on is None)
         self.counts: ProcessCounts = ProcessCounts(spec.num_workers, self.hearing)
         self._incoming: Incoming | None = None
-        self.roster = Roster(self.hearing, spec.num_workers, has_turns=spec.has_turns)
+        self._numbers = range(spec.num_workers)  # of the workers that do not leave
+        # Those that get no jobs while others can make them: those that replace killed ones, until
+        # they are up, which takes seconds.
+        self._spared: tuple[WorkerProcess, ...] = ()
+        self._next = 0  # of the child whose turn it is among equals
+        self._has_turns = spec.has_turns
         self._is_whole = True  # False once a child that was to join could not be started
         self._deaths = Counter[int]()  # in this epoch, by the number of the batch that was next
         self._lost: tuple[WorkerProcess, str] | None = None  # whose end ends it, and its next batch
@@ -113,23 +121,66 @@ class Processes(Crew):
             self._epoch = None
             self._deaths.clear()
             self._lost = None
-        elif self._starter.are_copies:
+        elif self._are_copies:
             install_for_copies()
-        there, leaving = self.children, self.roster.leaving
-        stay = {n: there[n] for n in self.roster.numbers if n in there and not there[n].is_over}
-        missing = [number for number in self.roster.numbers if number not in stay]
-        new = {n: self._starter.new(n, self._spec, key, workers) for n in missing}
+        there, leaving = self.children, self._leaving()
+        stay = {n: there[n] for n in self._numbers if n in there and not there[n].is_over}
+        missing = [number for number in self._numbers if number not in stay]
+        new = {n: self._new_child(n, key, workers) for n in missing}
         if new:
-            self._starter.start(*new.values())
+            self._start(*new.values())
         for child in stay.values():
             child.restart(key, workers)
         gone = [there[number] for number in missing if number in there]
-        self.roster.begin_epoch({**stay, **new})
+        self.hearing.children, self._spared = {**stay, **new}, ()
         for child in gone:
             child.reap()
             _logger.warning("%s It had no batch to make; a new one takes its place.", child.death())
         for child in (*leaving, *gone):
             child.hang_up()
+
+    # They are forked on the loop's thread, as torch forks its workers: the child's main thread is
+    # then a copy of the caller's, with the thread-local and context variables that the dataset
+    # finds there (the precision of decimals, numpy's error handling, torch's grad mode). Signal
+    # handlers run after that. A fork server may take seconds to start, so a thread waits for it,
+    # and Ctrl-C need not.
+
+    def _new_child(
+        self, number: int, key: StreamKey, workers: Sequence[WorkerState], *, num_lives: int = 1
+    ) -> WorkerProcess:
+        """Return a child that is yet to be started."""
+        return WorkerProcess(
+            *(number, self._spec, self._context, key, workers),
+            locker=self._locker,
+            num_lives=num_lives,
+        )
+
+    def _start(self, *children: WorkerProcess) -> None:
+        """Start children, and return when they exist. Raises: why one could not be started; all of
+        them then end."""
+        try:
+            if self._are_copies:
+                with handlers_deferred():
+                    for child in children:
+                        child.start()
+            else:
+                done = threading.Lock()  # not an Event: Ctrl-C in its wait may leave its own held
+                done.acquire()
+                self._start_late(children, done.release)
+                done.acquire()
+                for child in children:
+                    if isinstance(child.fault, BaseException):
+                        raise child.fault
+        except BaseException:  # Ctrl-C too
+            for child in children:
+                child.hang_up()
+                child.fault = None  # break the cycle: its traceback holds this frame
+            raise
+
+    def _start_late(self, children: Sequence[WorkerProcess], then: Callable[[], None]) -> None:
+        """Start children on a thread of its own, which calls ``then`` in the end; those that could
+        not be started say so."""
+        self._threads.spawn("starter", partial(_start_each, children, then))
 
     def _hear(self) -> None:
         """Read what the children have sent, the last log lines among it."""
@@ -158,16 +209,41 @@ class Processes(Crew):
     def give(self, job: Given) -> Exception | None:
         """Give out a job; see ``Backend``. Return what pickle raises on its index. One that finds
         the workers gone is lost: so is the epoch, as ``take`` says."""
-        roster, hearing = self.roster, self.hearing
+        hearing = self.hearing
         if self._epoch is None:
             return None
         if not hearing.is_read:
             self._hear()  # to know who has the fewest jobs
         hearing.is_read = False
         self._look_after()
-        if len(self.children) > len(roster.numbers):
+        if len(self.children) > len(self._numbers):
             self._part()
-        return roster.submit(job)
+        numbers = self.numbers_at_work() if self._spared else self._numbers
+        if self._has_turns:
+            return hearing.children[numbers[job.worker % len(numbers)]].submit(job)
+        return self._idlest(numbers).submit(job)
+
+    def _idlest(self, numbers: Sequence[int]) -> WorkerProcess:
+        """Return the child with the fewest jobs; of equals, whose turn it is.
+
+        Where the loop is slower than the children, none has a job left. If the first one always
+        got the next job, it would need shared memory for all the batches that wait.
+        """
+        count, children = len(numbers), self.children
+        best = self._next % count
+        child = children[numbers[best]]
+        for step in range(1, count):  # by hand: min() with a key takes 5 µs
+            at = (self._next + step) % count
+            other = children[numbers[at]]
+            if len(other.jobs) < len(child.jobs):
+                child, best = other, at
+        self._next = best + 1
+        return child
+
+    def numbers_at_work(self) -> Sequence[int]:
+        """Return the numbers of the children that are not spared; all if every one is."""
+        self._spared = tuple(child for child in self._spared if not child.is_up)
+        return [n for n in self._numbers if self.children[n] not in self._spared] or self._numbers
 
     def answer(self, result: Failed) -> None:
         """Let this be the result of a job; see ``Backend``."""
@@ -197,7 +273,8 @@ class Processes(Crew):
     def at_work(self, awaited: int | None) -> str:
         """Describe what the children's threads do. Blocks up to 2 s for a child's answer."""
         self._hear()
-        asked = self.roster.with_batch(awaited) if self._epoch is not None else []
+        children = [] if self._epoch is None else list(self.children.values())
+        asked = [child for child in children if awaited in child.jobs] or children
         described = [child.at_work() for child in asked]
         if self._stage is not None or not described:
             described.append(super().at_work(awaited))  # this process's thread
@@ -256,16 +333,16 @@ class Processes(Crew):
         """
         epoch = self._running()
         if not self._is_whole or num_workers < 1 or max_outstanding < 1:
-            return len(self.roster.numbers)
+            return len(self._numbers)
         epoch.results.grow(max_outstanding)
         self._spec = self._spec._replace(max_outstanding=max_outstanding)
-        for number in range(len(self.roster.numbers), num_workers):
+        for number in range(len(self._numbers), num_workers):
             if not self._join(number, epoch):
                 num_workers = number
                 break
-        if self._starter.locker is not None:
-            self._starter.locker.grow(most_regions(max_outstanding, num_workers))
-        self.roster.numbers = range(num_workers)
+        if self._locker is not None:
+            self._locker.grow(most_regions(max_outstanding, num_workers))
+        self._numbers = range(num_workers)
         self._spec = self._spec._replace(num_workers=num_workers)
         self.counts.workers.change(num_workers)
         return num_workers
@@ -274,9 +351,9 @@ class Processes(Crew):
         """Give that number to a child, perhaps to the one that is about to leave it."""
         if number in self.children:  # it has not left yet
             return True
-        child = self._starter.new(number, self._spec, epoch.key, epoch.workers)
+        child = self._new_child(number, epoch.key, epoch.workers)
         try:
-            self._starter.start(child)
+            self._start(child)
         except Exception as error:
             self._is_whole = False
             _logger.warning(
@@ -285,19 +362,30 @@ class Processes(Crew):
                 error,
             )
             return False
-        self.roster.put(child)  # not before: the epoch ends with one that cannot be started
-        self.hearing.wake()
-        self._end_if_stopped(child)
+        self._put(child)  # not before: the epoch ends with one that cannot be started
+        self._have_heard(child)
         return True
 
-    def _end_if_stopped(self, child: WorkerProcess) -> None:
-        """End a child that ``request_stop``, on another thread, could not know."""
+    def _put(self, child: WorkerProcess) -> None:
+        self.hearing.children = {**self.children, child.number: child}
+
+    def _have_heard(self, child: WorkerProcess) -> None:
+        """Have a new child heard; end it if ``request_stop``, on another thread, could not."""
+        self.hearing.wake()
         if self.is_stopped:
             child.hang_up()
 
+    def _leaving(self) -> list[WorkerProcess]:
+        """Return the children that get no more jobs."""
+        return [child for n, child in self.children.items() if n not in self._numbers]
+
     def _part(self) -> None:
         """End the children that are to leave and have answered all their jobs."""
-        for child in self.roster.part():
+        idle = [child for child in self._leaving() if not child.jobs]
+        if idle:
+            left = {n: child for n, child in self.children.items() if child not in idle}
+            self.hearing.children = left
+        for child in idle:
             self.counts.left(child)
             child.hang_up()
 
@@ -312,29 +400,35 @@ class Processes(Crew):
             return
         child.reap()
         jobs = list(child.jobs.values())
-        starter = self._starter
-        tries_again = child.may_try_again and not starter.are_copies
+        tries_again = child.may_try_again and not self._are_copies
         if not (tries_again or self._may_be_replaced(child, jobs)):
             self._lose(epoch, child, jobs)
             return
         lives = child.num_lives + 1 if tries_again else 1
-        successor = starter.new(child.number, self._spec, epoch.key, epoch.workers, num_lives=lives)
-        is_late = not starter.are_copies
-        if not is_late:
+        successor = self._new_child(child.number, epoch.key, epoch.workers, num_lives=lives)
+        numbers: Sequence[int] = (successor.number,)
+        if self._are_copies:
             try:
-                starter.start(successor)
+                self._start(successor)
             except Exception as error:
                 successor.fault = error
                 self._lose(epoch, successor)
                 return
-        others_make = self.roster.replace(successor, jobs, late=is_late and not tries_again)
-        if is_late:
-            starter.start_late([successor], partial(self.hearing.tell, successor))
-        self.hearing.wake()
-        self._end_if_stopped(successor)
+        self._put(successor)
+        if not (self._are_copies or tries_again):  # the loop would wait for its import
+            self._spared = (*self._spared, successor)
+            numbers = self.numbers_at_work()
+        for job in jobs:
+            # Another child gets them after its own jobs: if one kills it, too, that one is first
+            # again, and its second death is counted.
+            self._idlest(numbers).submit(job)
+        if not self._are_copies:
+            self._start_late([successor], partial(self.hearing.tell, successor))
+        self._have_heard(successor)
         if tries_again:
             return
         self.counts.replaced(child)  # before the log says so: whoever reads it finds it reported
+        others_make = successor.number not in numbers
         who = "The others" if others_make else "A new process"
         ending = "" if others_make else "s"
         what = f"take{ending} its place; it had no batch to make."
@@ -349,7 +443,7 @@ class Processes(Crew):
         random streams that ended with them. A child that is the only one is not replaced: nobody
         else is at work, and it holds all the batches, any of which may have ended it.
         """
-        if not child.was_killed or self._spec.has_turns or len(self.children) == 1:
+        if not child.was_killed or self._has_turns or len(self.children) == 1:
             return False
         if jobs:
             self._deaths[jobs[0].number] += 1
@@ -366,6 +460,16 @@ class Processes(Crew):
             batch = f"batch {number}" if is_iterables else describe_batch(number, index)
         self._lost = child, batch
         epoch.close()
+
+
+def _start_each(children: Sequence[WorkerProcess], then: Callable[[], None]) -> None:
+    try:
+        for child in children:
+            child.start()
+    except BaseException as error:
+        child.fault, child.is_over = error, True
+    finally:
+        then()
 
 
 _live: LiveObjects[Processes] = LiveObjects()
