@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..autotune.tuning import TuningState
     from ..engine.recorder import FlightRecorder
     from .backends.backend import Backend
-    from .base_loader import BaseLoader
+    from .dataloader import DataLoader
 
 WORKERS = "num_workers"
 """The name of the loader's one stage in decisions."""
@@ -27,7 +27,7 @@ class LoaderTuner:
     in ``state`` and in the loader's ``num_workers``.
     """
 
-    def __init__(self, loader: BaseLoader[Any], state: TuningState, backend: Backend) -> None:
+    def __init__(self, loader: DataLoader[Any], state: TuningState, backend: Backend) -> None:
         self._loader = weakref.ref(loader)
         self._state = state
         self._backend = backend

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from torch.utils.data import Dataset, IterableDataset, Sampler
+from torch.utils.data import DataLoader as TorchDataLoader, Dataset, IterableDataset, Sampler
 
 from ..autotune.workers import AutoWorkers
 from ..errors import UnsupportedOptionError
@@ -18,12 +18,12 @@ from .arguments import (
     check_options,
     refuse_foreign_state,
 )
-from .base_loader import BaseLoader
 from .checkpoint.lightning_states import follow_trainer
 from .error_notes import not_an_end
 from .fetching.samples import is_read_at_once
 from .iterator import LoaderIterator
 from .loader_state import LoaderState
+from .placing import placement_of, starts_threads
 from .sampling.sampler_chain import divides_itself, has_length, is_shared_out
 from .stats.counts import dataset_stats
 from .stats.remarks import start_remark, with_remarks_of
@@ -37,8 +37,10 @@ if TYPE_CHECKING:
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
     from ..autotune.tuner import Decision
+    from ..autotune.tuning import TuningState
     from ..engine.statistics import PipelineStats
     from ..observe.trace.profile import Profile
+    from ..observe.verdict.placement import Placement
     from ..observe.verdict.report import Report
     from .fetching.bad_samples import SkippedSample
     from .stats.stats import EpochStats
@@ -50,7 +52,7 @@ _END_SECONDS = 5.0  # for the samples under way
 
 
 @tells_epochs
-class DataLoader(BaseLoader[T_co]):
+class DataLoader(TorchDataLoader[T_co]):
     """``torch.utils.data.DataLoader`` whose workers are threads where that is safe and fast, and
     processes where the dataset needs them.
 
@@ -223,8 +225,7 @@ class DataLoader(BaseLoader[T_co]):
     def _get_iterator(self) -> _BaseDataLoaderIter:
         if self.num_workers and not backends.has_processes and self._placement().num_processes:
             return backends.torchs_iterator(self)
-        number = self._state.figures.pipeline_number
-        iterator = LoaderIterator(self, self.device, stats=self.stats, pipeline_number=number)
+        iterator = LoaderIterator(self)
         self._state.add(iterator)
         return iterator
 
@@ -433,6 +434,44 @@ class DataLoader(BaseLoader[T_co]):
         """Return the attributes of a copy or a pickle, which has loaded nothing yet."""
         fresh = {"_state": LoaderState(), "_iterator": None}
         return {**self.__dict__, **fresh}
+
+    @property
+    def _is_tuned(self) -> bool:
+        """Whether ``num_workers="auto"`` may change the number of workers while they run.
+
+        It may only where that affects nothing but the speed. The first number stays for an
+        iterable dataset, which divides itself among its workers, and with ``rng="worker"``, where
+        each worker has its own random stream.
+        """
+        return (
+            isinstance(self.num_workers, AutoWorkers)
+            and self.stats
+            and not isinstance(self.dataset, IterableDataset)
+            and self.rng != "worker"
+        )
+
+    def _placement(self) -> Placement:
+        """Return where the workers live, or will live in the next epoch, and why."""
+        return placement_of(
+            self.dataset,
+            int(self.num_workers),
+            isolation=self.isolation,
+            collate_fn=self.collate_fn,
+            worker_init_fn=self.worker_init_fn,
+            asks_for_threads=starts_threads(self.multiprocessing_context),
+        )
+
+    def _tuning_state(self) -> TuningState:
+        """Return what tuning has found so far, over all epochs. Requires ``_is_tuned``."""
+        from ..autotune.tuning import TuningState  # for tuned workers alone
+
+        state = self._state.tuning
+        if state is None:
+            assert isinstance(self.num_workers, AutoWorkers), "guaranteed by _is_tuned"
+            are_processes = self._placement().num_processes > 0
+            state = TuningState(self.num_workers.tuning, "DataLoader", are_processes=are_processes)
+            self._state.tuning = state
+        return state
 
     def check_worker_number_rationality(self) -> None:
         """Warn about more workers than usable cores; torch's constructor calls it."""

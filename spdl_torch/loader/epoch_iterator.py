@@ -39,10 +39,10 @@ from .sampling.sampler_chain import epoch_of, nested_samplers, num_ranks, shard_
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence, Sized
 
-    from .base_loader import BaseLoader
     from .checkpoint.drawing import Drawing
     from .checkpoint.resume_state import Redrawn
     from .checkpoint.saved_state import ResumeState
+    from .dataloader import DataLoader
 
 _logger = logging.getLogger("spdl_torch.data")
 
@@ -50,7 +50,7 @@ _logger = logging.getLogger("spdl_torch.data")
 class EpochIterator(_BaseDataLoaderIter):
     """The base of a loader's iterator: it draws the indices, and knows the position."""
 
-    def __init__(self, loader: BaseLoader[Any]) -> None:
+    def __init__(self, loader: DataLoader[Any]) -> None:
         resume = loader._state.position.begin(loader)
         with order_drawn_again(loader, resume) as redrawn:
             self._begin_sampler(loader, super().__init__)
@@ -59,7 +59,7 @@ class EpochIterator(_BaseDataLoaderIter):
                 draw_again_from(loader, redrawn.states)
             self._begin_epoch(loader, resume, redrawn)
 
-    def _reset(self, loader: BaseLoader[Any], first_iter: bool = False) -> None:
+    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         """Begin another epoch of a persistent loader."""
         resume = loader._state.position.begin(loader)
         with order_drawn_again(loader, resume) as redrawn:
@@ -70,7 +70,7 @@ class EpochIterator(_BaseDataLoaderIter):
             self._begin_epoch(loader, resume, redrawn)
 
     def _begin_epoch(
-        self, loader: BaseLoader[Any], resume: ResumeState | None, redrawn: Redrawn
+        self, loader: DataLoader[Any], resume: ResumeState | None, redrawn: Redrawn
     ) -> None:
         """Begin an epoch at its first sample, or where ``resume`` stands."""
         position = loader._state.position
@@ -125,7 +125,7 @@ class EpochIterator(_BaseDataLoaderIter):
 
     def _epoch_start(
         self,
-        loader: BaseLoader[Any],
+        loader: DataLoader[Any],
         resume: ResumeState | None,
         redrawn: Redrawn,
         sampler_epoch: int | None,
@@ -175,7 +175,7 @@ class EpochIterator(_BaseDataLoaderIter):
         self,
         resume: ResumeState,
         drawing: Drawing | None,
-        loader: BaseLoader[Any],
+        loader: DataLoader[Any],
         redrawn: Redrawn,
     ) -> LookAhead:
         """Draw the first index ahead, to go on where ``resume`` stands.
@@ -226,7 +226,7 @@ class EpochIterator(_BaseDataLoaderIter):
             known = before.left_to_next() or known
         return tuple(known)
 
-    def _begin_sampler(self, loader: BaseLoader[Any], begin: Callable[[Any], None]) -> None:
+    def _begin_sampler(self, loader: DataLoader[Any], begin: Callable[[Any], None]) -> None:
         """Have torch begin an epoch, with ``iter(sampler)``; note on an error that it came from
         there.
         """
@@ -241,14 +241,14 @@ class EpochIterator(_BaseDataLoaderIter):
             add_thread_note(error, f"in iter() of the sampler ({name})")
             raise
 
-    def _tolerance(self, loader: BaseLoader[Any]) -> Tolerance | None:
+    def _tolerance(self, loader: DataLoader[Any]) -> Tolerance | None:
         """Return how workers treat samples that fail; None = the batch fails with them."""
         if loader.on_error != "skip":
             return None
         replaces = loader.replace and not isinstance(self._dataset, IterableDataset)
         return Tolerance(len(cast("Sized", self._dataset)) if replaces else 0)
 
-    def _recipe(self, loader: BaseLoader[Any]) -> BatchRecipe:
+    def _recipe(self, loader: DataLoader[Any]) -> BatchRecipe:
         """Return what the workers make batches of."""
         return BatchRecipe(
             self._dataset,

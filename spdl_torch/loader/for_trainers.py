@@ -10,7 +10,6 @@ from ..objects.copies import shallow_copy
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader as TorchDataLoader
 
-    from .base_loader import BaseLoader
     from .checkpoint.order import Order
     from .dataloader import DataLoader
     from .stats.stats import EpochStats
@@ -23,13 +22,13 @@ class Pass(NamedTuple):
     order: Order | None
 
 
-def pass_of(loader: BaseLoader[Any]) -> Pass:
+def pass_of(loader: DataLoader[Any]) -> Pass:
     """Return the running pass, or the last one: of all iterators, that of the last one made."""
     known = loader._state
     return Pass(known.figures.stats, known.position.order)
 
 
-def go_back_to(loader: BaseLoader[Any], earlier: Pass | None) -> bool:
+def go_back_to(loader: DataLoader[Any], earlier: Pass | None) -> bool:
     """Have the loader report and save an earlier pass again, which goes on; return False if it does
     already, or if there is none."""
     known = loader._state

@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .backends.jobs import Result
-    from .base_loader import BaseLoader
-    from .opening import Device
+    from .dataloader import DataLoader
     from .stats.stats import EpochStats
 
 _logger = logging.getLogger("spdl_torch.data")
@@ -82,9 +81,7 @@ class LoaderIterator(EpochIterator):
     end a loader.
     """
 
-    def __init__(
-        self, loader: BaseLoader[Any], device: Device, *, stats: bool, pipeline_number: int
-    ) -> None:
+    def __init__(self, loader: DataLoader[Any]) -> None:
         self._start = loader._state.figures.start = WorkersStart()
         super().__init__(loader)
         self._has_workers = self._num_workers > 0
@@ -105,9 +102,8 @@ class LoaderIterator(EpochIterator):
         self._iterable = isinstance(self._dataset, IterableDataset)
         self._over: str | None = None
         self._tuner = self._gil = None
-        stage = open_device_stage(loader, device, stats=stats)
-        spec = self._load_spec(loader, stats, pipeline_number)
-        self._backend = open_backend(loader, spec, stage)
+        stage = open_device_stage(loader)
+        self._backend = open_backend(loader, self._load_spec(loader), stage)
         # Before there is anything to end: Ctrl-C may come between. Twice: it may also cut the first
         # one off before it has done anything, and is swallowed there.
         self._finalizers = [weakref.finalize(self, self._backend.request_stop) for _ in range(2)]
@@ -121,24 +117,24 @@ class LoaderIterator(EpochIterator):
                 self._tuner = LoaderTuner(loader, loader._tuning_state(), self._backend)
             self._begin_jobs(loader)
             # Of threads alone, and where there are statistics.
-            if stats and self._has_workers and not self._backend.num_processes:
+            if loader.stats and self._has_workers and not self._backend.num_processes:
                 self._gil = loader._state.gil
         except BaseException:
             self._backend.request_stop()  # the error's frames may keep this object alive
             raise
 
-    def _load_spec(self, loader: BaseLoader[Any], stats: bool, pipeline_number: int) -> LoadSpec:
+    def _load_spec(self, loader: DataLoader[Any]) -> LoadSpec:
         pin = partial(pinned, device=self._pin_memory_device) if self._pin_memory else None
         return LoadSpec(
             recipe=self._recipe(loader),
             num_workers=self._num_workers,
             max_outstanding=_max_outstanding(loader),
             in_order=loader.in_order,
-            stats=stats,
+            stats=loader.stats,
             draws=Draws(self._key.epoch_seed, loader.rng == "sample", loader.seed is not None),
             worker_init_fn=loader.worker_init_fn,
             finalize=pin,
-            pipeline_number=pipeline_number,
+            pipeline_number=loader._state.figures.pipeline_number,
             device_index=torch.accelerator.current_device_index() if self._pin_memory else None,
             most_workers=_most_workers(loader) if loader._is_tuned else None,
         )
@@ -154,7 +150,7 @@ class LoaderIterator(EpochIterator):
         """
         return self._backend.stats
 
-    def _reset(self, loader: BaseLoader[Any], first_iter: bool = False) -> None:
+    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         """Begin another epoch of a persistent loader; outstanding jobs are dropped."""
         try:
             super()._reset(loader, first_iter)
@@ -166,7 +162,7 @@ class LoaderIterator(EpochIterator):
             self._backend.request_stop()
             raise
 
-    def _begin_jobs(self, loader: BaseLoader[Any]) -> None:
+    def _begin_jobs(self, loader: DataLoader[Any]) -> None:
         """Begin an epoch in the backend, and give out its first jobs."""
         backend = self._backend
         self._ring, self._outlet = backend.begin(self._key, self._begun_from, self._order)
@@ -418,10 +414,10 @@ class LoaderIterator(EpochIterator):
         self._backend.stop()
 
 
-def _max_outstanding(loader: BaseLoader[Any]) -> int:
+def _max_outstanding(loader: DataLoader[Any]) -> int:
     """The limit of jobs that are given out and not received: one without workers."""
     return max(1, int((loader.prefetch_factor or 1) * loader.num_workers))
 
 
-def _most_workers(loader: BaseLoader[Any]) -> int:
+def _most_workers(loader: DataLoader[Any]) -> int:
     return max(loader._tuning_state().tuner().bounds.threads, loader.num_workers)

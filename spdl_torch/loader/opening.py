@@ -23,12 +23,8 @@ from .placing import seems_safe
 from .rng.patches import install, without_key
 
 if TYPE_CHECKING:
-    import torch
-
     from .backends.backend import Backend, LoadSpec
-    from .base_loader import BaseLoader
-
-    Device = torch.device | str | int | None
+    from .dataloader import DataLoader
 
 
 _logger = logging.getLogger("spdl_torch.data")
@@ -37,7 +33,7 @@ has_processes = os.name == "posix"
 """Whether this package starts worker processes here; on Windows torch does."""
 
 
-def import_workers(loader: BaseLoader[Any]) -> None:
+def import_workers(loader: DataLoader[Any]) -> None:
     """Import what a loader with workers needs, most likely. Called when it is made: 45 modules are
     10 ms for which the first batch need not wait, and who loads without workers never."""
     functions = loader.collate_fn, loader.worker_init_fn
@@ -51,7 +47,7 @@ def import_workers(loader: BaseLoader[Any]) -> None:
             from .backends.processes import processes  # noqa: F401
 
 
-def open_backend(loader: BaseLoader[Any], spec: LoadSpec, stage: DeviceStage | None) -> Backend:
+def open_backend(loader: DataLoader[Any], spec: LoadSpec, stage: DeviceStage | None) -> Backend:
     """Return a new iterator's backend. Starts nobody."""
     if not spec.num_workers:
         return InlineWorker(spec, stage)
@@ -81,7 +77,7 @@ def await_ended(seconds: float) -> None:
         process.reap(seconds)
 
 
-def torchs_iterator(loader: BaseLoader[Any]) -> _MultiProcessingDataLoaderIter:
+def torchs_iterator(loader: DataLoader[Any]) -> _MultiProcessingDataLoaderIter:
     """Return torch's own iterator, for workers in processes where ``has_processes`` is False.
 
     Raises: UnsupportedOptionError: the loader has options that torch's does not know.
@@ -108,14 +104,12 @@ def _say_whose_processes() -> None:
     )
 
 
-def open_device_stage(
-    loader: BaseLoader[Any], device: Device, *, stats: bool
-) -> DeviceStage | None:
+def open_device_stage(loader: DataLoader[Any]) -> DeviceStage | None:
     """Return a new iterator's transfer stage; None = host memory.
 
     Raises: RuntimeError: torch finds no CUDA, or no such device.
     """
-    target = check_device(device)
+    target = check_device(loader.device)
     if target is None:
         return None
     from ..io._transfer.kept import TransferKeeper  # copies and pinned memory, for a device alone
@@ -123,7 +117,7 @@ def open_device_stage(
     if loader._state.keeper is None:
         loader._state.keeper = TransferKeeper()
     loan, give_back = loader._state.keeper.lend(target)
-    stage = DeviceStage(loan.transfer, stats=stats)
+    stage = DeviceStage(loan.transfer, stats=loader.stats)
     # When the threads have ended that use it, however the epoch ends.
     weakref.finalize(stage, give_back).atexit = False
     return stage
