@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, default_collate
 
+from ...engine.failures import describe
 from ...io._storage import batch_room
-from ..error_notes import describe_batch, is_of_handler
+from ..error_notes import describe_batch, is_of_handler, noted_call
 from .bad_samples import MISSING, BadSample, NoGoodSample, Tries
-from .collating import Collating
+from .collating import collate_into, is_torchs_collate
 from .items import Items, SingleItems
+from .odd_sample import odd_sample, refused_part
 from .samples import Rows, Samples, samples_of
+from .timing import timed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -131,21 +134,17 @@ class BatchMaker:
             self.sample_at = self._samples.fetch_at
             """Returns a sample of a batch that several threads make, as ``Samples.fetch_at``: the
             bound method itself, to save a call per sample."""
-        self._collating = collating = Collating(
-            collate_fn,
-            batch,
-            collate_cell,
-            memory=memory,
-            describe=describe_batch if self.items is None else self.items.describe_batch,
-        )
-        self._memory = collating.memory
+        self._is_torchs = collate_fn is default_collate
+        # All large tensors of torch's batches go to the device. Another function could keep views
+        # of the memory, from which the loop might begin copies that nobody knows of.
+        self._memory = memory if is_torchs_collate(collate_fn) else None
+        self._collate = collate_fn if self._memory is None else collate_into(self._memory)
+        self._collate_cell = collate_cell
+        self._is_collating = False
         self.rows: Rows | None = None
         """Reads batches that need nothing else, as ``make_plain``; None = there are none."""
         if isinstance(self._samples, Rows) and memory is None and recipe.tolerance is None:
             self.rows = self._samples
-        in_memory = collating.memory is not None
-        self.collate = collating.collate_into_memory if in_memory else collating.collate
-        """Collates the samples of a batch: the bound method itself, to save a call per batch."""
 
     def make_plain(self, index: Any) -> Any:
         """Return the batch of ``index`` where no code of the user's takes part, so that nothing is
@@ -181,13 +180,36 @@ class BatchMaker:
 
         ``bad``: the list for samples that fail, if several threads make the batch.
         """
-        self._collating.has_begun = False
+        self._is_collating = False
         batch = self._batch
         batch.first, batch.num_good, batch.bad = first, 0, [] if bad is None else bad
         if batch.streams is not None and batch.key is not None:
             batch.streams.begin(batch.key, first)
         if self._memory is not None:
             self._memory.begin()
+
+    def collate(self, samples: Any, index: Any, number: int) -> Any:
+        """Collate the samples into batch ``number``, for which the sampler gave ``index``.
+
+        Raises: what ``collate_fn`` raises, with a note that names the batch.
+        """
+        self._is_collating = True
+        try:
+            if self._batch.streams is not None:
+                self._batch.streams.at_collate()
+            if self._is_torchs and (made := getattr(samples, "collated", None)) is not None:
+                return made  # the dataset has already written its samples into one batch
+            try:
+                return timed(self._collate_cell, self._collate, samples)
+            except BaseException as error:
+                name = describe_batch if self.items is None else self.items.describe_batch
+                given = f"{name(number, index)}, given {describe(samples)}"
+                if odd := odd_sample(samples) or (self._is_torchs and refused_part(samples)):
+                    given = f"{given}; {odd}"
+                raise noted_call(error, "collate_fn", "in collate_fn", given)  # noqa: B904
+        finally:
+            if self._memory is not None:
+                self._memory.end()
 
     def good_of(self, samples: Any, bad: list[BadSample]) -> tuple[Any, Tries]:
         """Return the samples to collate, without those that failed.
@@ -209,7 +231,7 @@ class BatchMaker:
 
     def at_work(self, index: Any) -> str:
         """Describe the work on the batch of ``index``. Called from other threads."""
-        if self._collating.has_begun:
+        if self._is_collating:
             return "stage 'collate'"
         source: Any = self._samples or self.items
         return f"stage 'fetch', {source.describe(index)}"

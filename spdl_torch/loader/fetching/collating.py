@@ -1,5 +1,4 @@
-"""From samples to their batch: ``collate_fn``, its random stream, its time and its errors; and
-``default_collate`` into memory that is given."""
+"""``default_collate`` into memory that is given."""
 
 from __future__ import annotations
 
@@ -16,17 +15,10 @@ from torch.utils.data._utils.collate import (
     default_collate_fn_map,
 )
 
-from ...engine.failures import describe
 from ...objects.kinds import is_plain_tensor
-from ..error_notes import noted_call
-from .odd_sample import odd_sample, refused_part
-from .timing import timed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from ...engine.counters import TaskCell
-    from .batch_maker import Batch
 
 LARGE_BYTES = 64 * 1024
 
@@ -146,60 +138,3 @@ def _writable(value: Any) -> Any:
         except ValueError:  # its memory is not ours to write
             pass
     return value
-
-
-class Collating:
-    """Calls ``collate_fn`` for one worker, and counts the time in a cell (None: off).
-
-    batch: the batch that the worker is making, for its random streams.
-    memory: large tensors of a batch are made there.
-    describe: names batch ``number`` of ``index`` in errors.
-    """
-
-    def __init__(
-        self,
-        collate_fn: Callable[[Any], Any],
-        batch: Batch,
-        cell: TaskCell | None,
-        *,
-        memory: Memory | None,
-        describe: Callable[[int, Any], str],
-    ) -> None:
-        self._is_torchs = collate_fn is default_collate
-        # All large tensors of torch's batches go to the device. Another function could keep views
-        # of the memory, from which the loop might begin copies that nobody knows of.
-        self.memory = memory if is_torchs_collate(collate_fn) else None
-        self._collate = collate_fn if self.memory is None else collate_into(self.memory)
-        self._batch = batch
-        self._cell = cell
-        self._describe = describe
-        self.has_begun = False
-        """Whether the worker's batch is being collated; its maker resets this."""
-
-    def collate_into_memory(self, samples: Any, index: Any, number: int) -> Any:
-        """Collate as ``collate``, and let go of the memory's batch."""
-        assert self.memory is not None, "guaranteed by the caller"
-        try:
-            return self.collate(samples, index, number)
-        finally:
-            self.memory.end()
-
-    def collate(self, samples: Any, index: Any, number: int) -> Any:
-        """Collate the samples into batch ``number``, for which the sampler gave ``index``.
-
-        Raises: what ``collate_fn`` raises, with a note that names the batch.
-        """
-        self.has_begun = True
-        if self._batch.streams is not None:
-            self._batch.streams.at_collate()
-        if self._is_torchs:
-            made = getattr(samples, "collated", None)
-            if made is not None:
-                return made  # the dataset has already written its samples into one batch
-        try:
-            return timed(self._cell, self._collate, samples)
-        except BaseException as error:
-            given = f"{self._describe(number, index)}, given {describe(samples)}"
-            if odd := odd_sample(samples) or (self._is_torchs and refused_part(samples)):
-                given = f"{given}; {odd}"
-            raise noted_call(error, "collate_fn", "in collate_fn", given)  # noqa: B904
