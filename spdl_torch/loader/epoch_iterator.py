@@ -16,9 +16,8 @@ from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..errors import PipelineFailure
-from .checkpoint.epoch_start import BaseSeed, EpochStart, LookAhead
-from .checkpoint.last_indices import tell_order
-from .checkpoint.order import END, HandedOut, Order, next_index
+from .checkpoint.epoch import BaseSeed, EpochStart, HandedOut, LookAhead
+from .checkpoint.order import END, Order, next_index
 from .checkpoint.passes import pass_of_workers
 from .checkpoint.resume_state import (
     draw_again_from,
@@ -28,6 +27,7 @@ from .checkpoint.resume_state import (
     is_packed_batch,
     order_drawn_again,
     skipped,
+    tell_order,
 )
 from .checkpoint.user_state import WorkerState
 from .error_notes import add_thread_note

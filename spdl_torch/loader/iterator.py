@@ -24,7 +24,7 @@ from ..engine import channel
 from ..errors import PipelineStopped
 from .backends.backend import Draws, LoadSpec
 from .backends.jobs import NO_BATCHES, Dealing, Exhausted, Failed, Loaded, NoBatch
-from .checkpoint.order import Given, Told
+from .checkpoint.epoch import Given, Told
 from .epoch_iterator import EpochIterator
 from .error_notes import add_thread_note, as_raised_in_loop, describe_batch
 from .loader_state import WorkersStart

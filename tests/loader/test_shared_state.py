@@ -17,7 +17,7 @@ from spdl_torch.engine.shared import LiveObjects, SharedCounter
 from spdl_torch.io._cache.store import Store
 from spdl_torch.loader import user_warnings
 from spdl_torch.loader.backends.jobs import SharedJob
-from spdl_torch.loader.checkpoint.order import Given
+from spdl_torch.loader.checkpoint.epoch import Given
 from spdl_torch.loader.stats.stats import EpochStats
 from spdl_torch.machine import gil
 from spdl_torch.observe import Cause, Probes, judge, make_report

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence, Sized
 
     from ...engine.rings import ConsumerRing
-    from ..checkpoint.order import Given, Order, Told
+    from ..checkpoint.epoch import Given, Told
+    from ..checkpoint.order import Order
     from ..checkpoint.user_state import WorkerState
     from ..fetching.batch_maker import BatchRecipe
     from ..fetching.collating import Memory

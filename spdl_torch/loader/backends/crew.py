@@ -20,7 +20,7 @@ from ...engine.recorder import FlightRecorder
 from ...engine.shared import weakly
 from ...engine.threads import ThreadGroup
 from ...errors import PipelineStopped
-from ..checkpoint.order import Told
+from ..checkpoint.epoch import Told
 from ..stats.stats import CrewStats
 from .activity import describe_activities
 from .backend import Backend

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence, Sized
 
     from ...engine.rings import ConsumerRing
-    from ..checkpoint.order import Given, Order
+    from ..checkpoint.epoch import Given
+    from ..checkpoint.order import Order
     from ..checkpoint.user_state import WorkerState
     from ..fetching.items import Items
     from ..rng.keys import StreamKey

@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...locks import RLock
-from ..checkpoint.order import Given
+from ..checkpoint.epoch import Given
 from ..error_notes import is_of_handler
 from ..fetching.bad_samples import NoGoodSample, record_bad
 from ..fetching.items import EndOfIterable

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ...engine.recorder import FlightRecorder
     from ...io._transfer.batch_memory import BatchMemory
     from ...observe.verdict.placement import Placement
-    from ..checkpoint.order import Given
+    from ..checkpoint.epoch import Given
     from ..checkpoint.user_state import WorkerState
     from ..error_notes import Reason
     from ..rng.keys import StreamKey

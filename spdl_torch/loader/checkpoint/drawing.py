@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..error_notes import is_of_handler
 from ..sampling.sampler_chain import unshared
-from .epoch_start import SamplerState
+from .epoch import SamplerState
 from .user_state import state_of
 
 if TYPE_CHECKING:

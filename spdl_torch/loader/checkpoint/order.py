@@ -3,12 +3,11 @@ which a loader's state is made."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..error_notes import add_thread_note, is_of_handler
 from ..sampling.sampler_chain import epoch_of, names_of, unshared
-from .epoch_start import SamplerState
-from .last_indices import NUM_LAST, checksum_of, last_of
+from .epoch import NUM_LAST, Given, HandedOut, SamplerState, Told, checksum_of, last_of
 from .resume_state import encoded, packed_index
 from .user_state import WorkerState
 
@@ -18,54 +17,12 @@ if TYPE_CHECKING:
     import torch
 
     from .drawing import Drawing
-    from .epoch_start import EpochStart, LookAhead
-    from .last_indices import LastIndices
+    from .epoch import EpochStart, LastIndices, LookAhead
     from .saved_state import ResumeState
     from .user_state import OwnState
 
 END = object()
 """In place of an index that there is not."""
-
-
-class Given(NamedTuple):
-    """A job, as it is given out."""
-
-    number: int
-    index: Any
-    first: int
-    """The position of its first sample in the epoch."""
-    wants_state: bool
-    """Whether an iterable that keeps a state is asked for it after this batch."""
-    worker: int
-    """The worker that gets it, where not any can make it."""
-
-    @property
-    def size(self) -> int:
-        """The number of its samples."""
-        return len(self.index) if isinstance(self.index, list | tuple) else 1
-
-
-class Told(NamedTuple):
-    """What the loop gets in place of no batch, by what it raises: StopIteration; an error of the
-    sampler, or of a wait that took too long, after which batches come at a later ``next()``; or,
-    from a backend, one after which none comes."""
-
-    error: BaseException
-
-
-class HandedOut(NamedTuple):
-    """What the loop has had of an epoch."""
-
-    num_in_order: int = 0
-    """The number of this iterator's batches before the first that was not handed out."""
-    local_samples: int = 0
-    """The number of this rank's samples in those, and in what a resumed iterator has skipped."""
-    ahead: frozenset[int] = frozenset()
-    """The batches handed out before their turn: at first those of the resumed state, drawn or not,
-    then also this iterator's."""
-    workers: tuple[WorkerState, ...] = ()
-    """The states of the workers' iterables; () = map-style."""
-    next_worker: int = 0
 
 
 class Order:

@@ -15,19 +15,27 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.data import DistributedSampler
 
 from ...scopes import scope
 from ..rng.patches import drawn_from
-from ..sampling.sampler_chain import epoch_of, nested_samplers, shard_of, unshared
-from .epoch_start import SamplerState
-from .last_indices import NUM_LAST, checksum_of, last_of, other_order, tell_order
+from ..sampling.sampler_chain import (
+    epoch_of,
+    keeper_of_unknown_epoch,
+    names_of,
+    nested_samplers,
+    num_ranks,
+    shard_of,
+    unshared,
+)
+from .epoch import NUM_LAST, SamplerState, checksum_of, last_of
 from .user_state import give_state, keeps_state, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from .drawing import Drawing
-    from .last_indices import LastIndices
+    from .epoch import LastIndices
     from .saved_state import ResumeState
 
 
@@ -215,8 +223,41 @@ def skipped(
     here = last_of(last, in_batches=in_batches)
     is_known = resume.order is not None and tell_order(samplers[0])
     if is_known and resume.order != checksum_of(here):
-        raise other_order(samplers)
+        raise _other_order(samplers)
     return 0, target, here
+
+
+def tell_order(index_sampler: Any) -> bool:
+    """Return whether the last indices say something new of the sampler's order. Not if there are
+    several ranks, as any of them may resume the state; if the sampler begins at a position; or if
+    it is torch's, whose order follows from a seed that every state has.
+    """
+    for each in nested_samplers(index_sampler):
+        if hasattr(each, "start_at") or type(each) is DistributedSampler:
+            return False
+    return num_ranks(index_sampler) == 1
+
+
+def _other_order(samplers: list[Any]) -> ValueError:
+    """Return the error where a sampler does not give the indices that it gave."""
+    names = names_of(samplers[0])
+    keeper = keeper_of_unknown_epoch(samplers[0])
+    if keeper is not None:
+        return ValueError(
+            f"load_state_dict: sampler_epoch: the sampler ({names}) gives other indices than it "
+            "gave before this position. It is probably in another epoch: the state lacks the "
+            f"number, since {type(keeper).__name__} does not keep what its set_epoch() is given in "
+            "an attribute named epoch. Call set_epoch() with that number between load_state_dict() "
+            "and iter(), and set self.epoch in set_epoch(), so that states have it."
+        )
+    return ValueError(
+        f"load_state_dict: order: the sampler ({names}) gives other indices than it gave before "
+        "this position. In another order samples would be lost, or come twice. If nothing else was "
+        "changed, it draws from what no state has, such as random, numpy or a generator that it "
+        "makes: let it seed that by the number given to set_epoch(), draw from a torch.Generator "
+        "that is its attribute generator, or have state_dict() and load_state_dict(state). Or "
+        "another thread drew from torch's global generator when that epoch began: pass generator=."
+    )
 
 
 def before_first_epoch(loader: Any, generators: list[torch.Tensor]) -> ResumeState:

@@ -27,7 +27,7 @@ from ..state_fields import (
     list_of,
     saved,
 )
-from .epoch_start import BaseSeed
+from .epoch import BaseSeed
 from .made_by import FIELDS as MADE_BY_FIELDS
 from .user_state import WorkerState
 

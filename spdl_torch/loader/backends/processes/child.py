@@ -28,7 +28,7 @@ from ....engine.recorder import SharedRecorder
 from ....locks import RLock
 from ....machine.probes import count_only_this_thread
 from ....scopes import scope
-from ...checkpoint.order import Given
+from ...checkpoint.epoch import Given
 from ...error_notes import Reason
 from ...rng.patches import install_functions
 from ...stats.counts import WorkerCounts

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ....engine.recorder import FlightRecorder
     from ....engine.rings import ConsumerRing
     from ....observe.verdict.placement import Placement
-    from ...checkpoint.order import Given
+    from ...checkpoint.epoch import Given
     from ...checkpoint.user_state import WorkerState
     from ...rng.keys import StreamKey
     from ..backend import LoadSpec

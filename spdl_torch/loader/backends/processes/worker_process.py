@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
 
     from ....io._transfer.region import LimitedLocker
-    from ...checkpoint.order import Given
+    from ...checkpoint.epoch import Given
     from ...checkpoint.user_state import WorkerState
     from ...rng.keys import StreamKey
     from ..backend import LoadSpec

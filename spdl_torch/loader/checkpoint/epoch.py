@@ -1,18 +1,29 @@
-"""What an epoch begins with. A state says it again for as long as the epoch runs, and has the
-fields of ``BaseSeed`` and ``SamplerState`` under the same names."""
+"""The parts of an epoch: what it begins with, its jobs, what the loop has had of them; and the last
+indices before a position, which show whether an order drawn anew is the same.
+
+A state says what an epoch began with for as long as the epoch runs, and has the fields of
+``BaseSeed`` and ``SamplerState`` under the same names.
+
+A sampler may draw its order from what no state has: ``random``, numpy, a generator of its own. Then
+it gives another order when it is resumed, of which a position means nothing. A state has a checksum
+of the last indices.
+"""
 
 from __future__ import annotations
 
+import operator
+import zlib
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
 
 from ..rng.keys import epoch_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    import torch
-
-    from .last_indices import LastIndices
+    from .user_state import WorkerState
 
 
 class BaseSeed(NamedTuple):
@@ -101,3 +112,83 @@ class LookAhead(NamedTuple):
     """Whether the epoch began after its last batch: the saved loop had not seen the end."""
     before: Sequence[torch.Tensor] = ()
     """The user's generators before that; () = nothing was drawn that may have to be drawn again."""
+
+
+class Given(NamedTuple):
+    """A job, as it is given out."""
+
+    number: int
+    index: Any
+    first: int
+    """The position of its first sample in the epoch."""
+    wants_state: bool
+    """Whether an iterable that keeps a state is asked for it after this batch."""
+    worker: int
+    """The worker that gets it, where not any can make it."""
+
+    @property
+    def size(self) -> int:
+        """The number of its samples."""
+        return len(self.index) if isinstance(self.index, list | tuple) else 1
+
+
+class Told(NamedTuple):
+    """What the loop gets in place of no batch, by what it raises: StopIteration; an error of the
+    sampler, or of a wait that took too long, after which batches come at a later ``next()``; or,
+    from a backend, one after which none comes."""
+
+    error: BaseException
+
+
+class HandedOut(NamedTuple):
+    """What the loop has had of an epoch."""
+
+    num_in_order: int = 0
+    """The number of this iterator's batches before the first that was not handed out."""
+    local_samples: int = 0
+    """The number of this rank's samples in those, and in what a resumed iterator has skipped."""
+    ahead: frozenset[int] = frozenset()
+    """The batches handed out before their turn: at first those of the resumed state, drawn or not,
+    then also this iterator's."""
+    workers: tuple[WorkerState, ...] = ()
+    """The states of the workers' iterables; () = map-style."""
+    next_worker: int = 0
+
+
+NUM_LAST = 8
+"""The number of indices that count."""
+
+LastIndices = tuple[Any, ...]
+"""As plain values; () = nothing is known of them."""
+
+
+def last_of(indices: Iterable[Any], *, in_batches: bool) -> LastIndices:
+    """Return the last of the samples' indices in what a sampler gave.
+
+    ``in_batches``: whether it gives those of a batch at once.
+    """
+    last: list[Any] = []
+    for index in indices:
+        is_batch = in_batches and isinstance(index, _BATCHES) and getattr(index, "ndim", 1) > 0
+        last = [*last, *map(_plain, index[-NUM_LAST:] if is_batch else (index,))][-NUM_LAST:]
+    return tuple(last)
+
+
+def checksum_of(last: LastIndices) -> int | None:
+    """Return the checksum of the last indices; None = nothing is known of them."""
+    return zlib.crc32(repr(last).encode()) if last else None
+
+
+_BATCHES = (list, tuple, np.ndarray, torch.Tensor)
+
+
+def _plain(index: Any) -> Any:
+    """Return a value whose text is the same in every process."""
+    try:
+        return operator.index(index)
+    except Exception:  # no number, or one of the user's whose method fails
+        if isinstance(index, np.ndarray | torch.Tensor):
+            index = index.reshape(-1)[:NUM_LAST].tolist()
+        if isinstance(index, list | tuple):
+            return [*map(_plain, index[:NUM_LAST])]
+        return index if isinstance(index, str | bytes | float) else type(index).__name__
