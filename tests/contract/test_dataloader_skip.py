@@ -364,6 +364,18 @@ def test_figures_and_report_and_trace_tell(workers):
     assert pickle.loads(pickle.dumps(loader)).skipped == []
 
 
+def test_samples_left_out_of_a_batch_that_cannot_be_sent_are_told():
+    """The batch fails in its process after it was made of the others."""
+    loader = skipping(
+        Noisy(4, {1}), batch_size=2, collate_fn=lambda _: lambda: None, **WORKERS["processes"]
+    )
+    batches = iter(loader)
+    for _ in range(2):
+        with pytest.raises((AttributeError, pickle.PicklingError), match="lambda"):
+            next(batches)
+    assert loader.skipped == [(1, "fetch", "ValueError: bad 1")]
+
+
 @pytest.mark.parametrize("error", [ValueError, SystemExit])
 @everywhere
 def test_failures_are_recorded_before_their_batch_is_handed_over(workers, error, monkeypatch):

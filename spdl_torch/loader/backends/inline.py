@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...engine.recorder import FlightRecorder
 from ..error_notes import is_of_handler
-from ..fetching.bad_samples import record_bad
 from ..fetching.batch_maker import BatchMaker
 from ..fetching.timing import record_parts
 from ..rng.owned import OwnedGenerators
@@ -16,7 +15,7 @@ from ..rng.patches import of_thread
 from ..rng.streams import Lending, SampleStreams, borrowers_in
 from ..stats.stats import InlineStats
 from .backend import Backend
-from .jobs import Failed, Loaded, result_of
+from .jobs import Failed, Loaded, recorded, result_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence, Sized
@@ -116,10 +115,7 @@ class InlineWorker(Backend):
 
     def _sent(self, result: Result) -> Result:
         """Return a result as the loop gets it, its batch pinned or on its device."""
-        if result.tries is not None:
-            record_bad(self._recorder, result.number, result.tries)
-        if isinstance(result, Failed):
-            self._recorder.failed("worker", result.number, result.error)
+        recorded(self._recorder, result)
         finalize, stage = self._spec.finalize, self._stage
         if not isinstance(result, Loaded) or (finalize is None and stage is None):
             return result

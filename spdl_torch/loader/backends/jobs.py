@@ -68,19 +68,26 @@ Result = Loaded | Failed | Exhausted | NoBatch
 
 def result_of(
     maker: BatchMaker,
-    job: Given,
+    job: Job,
     finalize: Callable[[Any], Any] | None,
     catches: type[BaseException] = BaseException,
 ) -> Result:
     """Make the batch of a job, and return it or what comes in its place. ``finalize``: applied to
-    it; None = nothing is. ``catches``: the errors that come in its place, others are raised."""
+    it; None = nothing is. ``catches``: the errors that come in its place, others are raised.
+
+    The samples of a shared job are there.
+    """
     number, wanted = job.number, job.wants_state
     try:
-        batch, tries = maker.make(job.first, job.index, number)
+        if isinstance(job, SharedJob):
+            batch, tries = maker.made_of(job.samples, job.index, number)
+        else:
+            batch, tries = maker.make(job.first, job.index, number)
         if finalize is not None:
             batch = finalize(batch)
         if maker.items is None and tries is None:  # most batches
             return Loaded(number, batch)
+        maker.forget_bad()
         return Loaded(number, batch, maker.progress(wanted=wanted), tries)
     except NoGoodSample as nothing:
         maker.forget_bad()
@@ -100,6 +107,7 @@ NO_BATCHES = frozenset({Exhausted, NoBatch})
 class SharedJob:
     """A job that several workers share: which samples are taken and done."""
 
+    wants_state = False
     __slots__ = (
         *("_lock", "_num_done", "_num_taken", "bad", "errors", "first", "first_error", "index"),
         *("last_worker", "number", "samples", "size"),
@@ -111,8 +119,8 @@ class SharedJob:
         self.samples: list[Any] = [None] * self.size
         self.errors: dict[int, BaseException] = {}
         self.bad: list[BadSample] = []  # failures that are tolerated
-        # Workers race to lower it. Losing that race only costs fetches: _collate raises the
-        # first of all the errors.
+        # Workers race to lower it. Losing that race only costs fetches: the first of all the errors
+        # is the batch's.
         self.first_error = self.size
         # Guards the three below: workers take and finish samples at the same time.
         self._lock = RLock()
@@ -139,6 +147,12 @@ class SharedJob:
                 return None
             self._num_taken = number + 1
             return number
+
+    def failed(self, tries: Tries | None) -> Failed:
+        """Return the first error of its samples, and let go of all."""
+        error = self.errors[min(self.errors)]
+        self.errors.clear()  # their frames refer to the job: break the cycle
+        return Failed(self.number, error, tries=tries)
 
 
 Job = Given | SharedJob

@@ -18,7 +18,6 @@ from ...engine.channel import ChannelClosed
 from ...engine.timeline import Outcome
 from ...scopes import scope
 from ..error_notes import Reason, add_thread_note
-from ..fetching.bad_samples import NoGoodSample, Tries
 from ..fetching.batch_maker import BatchMaker
 from ..fetching.timing import record_parts
 from ..rng.owned import OwnedGenerators
@@ -26,7 +25,7 @@ from ..rng.patches import install_functions, of_thread
 from ..rng.streams import SampleContexts, SampleStreams, borrowers_in
 from .activity import begin_job, take_part
 from .dataset_copies import own_copy, own_function, rebound
-from .jobs import Exhausted, Failed, Loaded, NoBatch, Result, SharedJob, result_of
+from .jobs import Exhausted, Failed, Loaded, Result, SharedJob, result_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -272,30 +271,12 @@ class Worker:
             taken += 1
             # Counted after its sample is in place: who counts the last one finds all of them.
             number = job.take_after(self)
-        maker.forget_bad()
-        if not taken:
-            return _NOTHING_LEFT, 0
-        return (self._collate(maker, job) if job.last_worker is self else None), taken
-
-    def _collate(self, maker: BatchMaker, job: SharedJob) -> Result:
-        """Build the result of a shared job whose samples are all finished."""
-        tries = None if self._spec.recipe.tolerance is None else Tries.of(0, job.bad)
+        if not taken or job.last_worker is not self:
+            maker.forget_bad()
+            return (None if taken else _NOTHING_LEFT), taken
         if job.errors:
-            error = job.errors[min(job.errors)]
-            job.errors.clear()  # their frames refer to the job: break the cycle
-            return Failed(job.number, error, tries=tries)
-        samples = job.samples
-        try:
-            if self._spec.recipe.tolerance is not None:
-                samples, tries = maker.good_of(samples, job.bad)
-            batch = maker.collate(samples, job.index, job.number)
-            if self._spec.finalize is not None:
-                batch = self._spec.finalize(batch)
-            return Loaded(job.number, batch, None, tries)
-        except NoGoodSample as nothing:
-            return NoBatch(job.number, nothing.args[0])
-        except BaseException as error:
-            return Failed(job.number, error, tries=tries)
+            return job.failed(maker.tries()), taken  # no variable here, where an error's frames are
+        return result_of(maker, job, self._spec.finalize), taken
 
 
 @scope

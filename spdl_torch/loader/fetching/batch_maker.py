@@ -168,12 +168,14 @@ class BatchMaker:
         else:
             with batch_room(self._memory.room):
                 samples = source.fetch(index)
+        return self.made_of(samples, index, number)
+
+    def made_of(self, samples: Any, index: Any, number: int) -> tuple[Any, Tries | None]:
+        """Return the batch of these samples, as ``make``."""
         if self._batch.tolerance is None:
             return self.collate(samples, index, number), None
-        samples, tries = self.good_of(samples, self._batch.bad)
-        made = self.collate(samples, index, number)
-        self.forget_bad()
-        return made, tries
+        samples, tries = self._good_of(samples)
+        return self.collate(samples, index, number), tries
 
     def begin(self, first: int, bad: list[BadSample] | None = None) -> None:
         """Begin the batch whose first sample is at position ``first`` of the epoch, on this thread.
@@ -211,12 +213,12 @@ class BatchMaker:
             if self._memory is not None:
                 self._memory.end()
 
-    def good_of(self, samples: Any, bad: list[BadSample]) -> tuple[Any, Tries]:
+    def _good_of(self, samples: Any) -> tuple[Any, Tries]:
         """Return the samples to collate, without those that failed.
 
         Raises: NoGoodSample, with the tries.
         """
-        num_good = 1
+        num_good, bad = 1, self._batch.bad
         if self._auto_collation:
             if bad:
                 samples = [sample for sample in samples if sample is not MISSING]
