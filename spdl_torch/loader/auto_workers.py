@@ -82,7 +82,7 @@ class LoaderTuner:
 
     def read(self) -> tuple[PipelineStats, int]:
         """Return fetching and collating as one stage: the same workers do both."""
-        stats = self._backend.stats.snapshot_of_workers()
+        stats = self._backend.stats.snapshot(of_workers=True)
         stages = {stage.name: stage for stage in stats.stages}
         fetch, collate = stages["fetch"], stages["collate"]
         busy_ns = fetch.busy_ns + collate.busy_ns

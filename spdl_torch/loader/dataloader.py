@@ -26,7 +26,7 @@ from .loader_state import LoaderState
 from .placing import placement_of, starts_threads
 from .sampling.sampler_chain import divides_itself, has_length, is_shared_out
 from .stats.counts import dataset_stats
-from .stats.remarks import start_remark, with_remarks_of
+from .stats.figures import start_remark, with_remarks_of
 from .user_warnings import warn_once
 
 if TYPE_CHECKING:

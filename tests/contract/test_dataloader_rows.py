@@ -239,11 +239,11 @@ class Squared(TakesRows):
 
 def test_report_of_a_run_recommends_getitems(monkeypatch):
     """It names the dataset; not where samples take long."""
-    monkeypatch.setattr("spdl_torch.loader.stats.remarks._SHORT_SAMPLE_SECONDS", 1.0)
+    monkeypatch.setattr("spdl_torch.loader.stats.figures._SHORT_SAMPLE_SECONDS", 1.0)
     for module in ("causes", "model"):  # an epoch here takes a fraction of a second
         monkeypatch.setattr(f"spdl_torch.observe.verdict.{module}.SHORT_SECONDS", 0.0)
     loader = DataLoader(Squared(), 100)
     assert len(list(loader)) == 20
     assert "If Squared has __getitems__(indices)" in shown(loader.report())
-    monkeypatch.setattr("spdl_torch.loader.stats.remarks._SHORT_SAMPLE_SECONDS", 0.0)
+    monkeypatch.setattr("spdl_torch.loader.stats.figures._SHORT_SAMPLE_SECONDS", 0.0)
     assert "If Squared has" not in shown(loader.report())

@@ -11,7 +11,7 @@ from _seats import in_every_seat
 from torch.utils.data import IterableDataset
 
 from spdl_torch import DataLoader
-from spdl_torch.loader.fetching.odd_sample import odd_sample
+from spdl_torch.loader.fetching.collating import odd_sample
 from spdl_torch.loader.stats import remarks
 
 

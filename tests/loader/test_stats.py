@@ -222,7 +222,7 @@ def test_loop_waits_while_threads_start(seat):
         Indices(12), batch_size=4, num_workers=1, worker_init_fn=lambda _: seconds.append(work())
     )
     batches, _, inside = worked_through(loader)
-    whole, of_workers = loader.snapshot(), batches.stats().snapshot_of_workers()
+    whole, of_workers = loader.snapshot(), batches.stats().snapshot(of_workers=True)
     assert seconds[0] <= seconds_waited(whole) <= inside
     assert seconds_waited(of_workers) + seconds[0] <= seconds_waited(whole)
 
@@ -247,7 +247,7 @@ def test_loop_waits_while_processes_are_started(seat, monkeypatch):
 def seconds_in_queue(batches):
     """What the loop has waited for workers alone."""
     stats = batches.stats()
-    return seconds_waited(stats.snapshot_of_workers()) if isinstance(stats, CrewStats) else 0.0
+    return seconds_waited(stats.snapshot(of_workers=True)) if isinstance(stats, CrewStats) else 0.0
 
 
 class WorkingHandler(logging.Handler):

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..sampling.parts import Stride, undivided
 from .made_by import length_of
@@ -24,7 +24,7 @@ from .user_state import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from .pipeline_state import PassState
+    from .pipeline_state import PassProgress, PassState
 
 
 def source_behind(
@@ -119,21 +119,12 @@ class _AsyncBehind:
             raise error
 
 
-class Asking(Protocol):
-    """The progress of the pass."""
-
-    is_wanted: bool
-
-    @property
-    def num_source_before(self) -> int:
-        """The number of source items in the items handed out before the last two."""
-
-
 class Watched:
     """A source that keeps its own state and, while states are wanted, the state after each item in
     flight.
 
     Args:
+        progress: that of the pass.
         start: the number of items before the first one.
         resume: the state to resume, if it is of as many ranks.
         rests: whether the source has just been given its state after the pass before.
@@ -142,7 +133,7 @@ class Watched:
     def __init__(
         self,
         keeper: Any,
-        progress: Asking,
+        progress: PassProgress,
         start: int,
         resume: PassState | None,
         misfits: list[str],

@@ -13,9 +13,8 @@ from ...engine.failures import describe
 from ...io._storage import batch_room
 from ..error_notes import describe_batch, is_of_handler, noted_call
 from .bad_samples import MISSING, BadSample, NoGoodSample, Tries
-from .collating import collate_into, is_torchs_collate
+from .collating import collate_into, is_torchs_collate, odd_sample, refused_part
 from .items import Items, SingleItems
-from .odd_sample import odd_sample, refused_part
 from .samples import Rows, Samples, samples_of
 from .timing import timed
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import weakref
 from functools import partial
 from itertools import compress, count
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,6 +28,8 @@ from ...scopes import scope
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from .patches import OfThread
 
 _KEY_NAME = "TESTING_ONLY_GenericMode"
 
@@ -45,21 +47,6 @@ DRAWING = (
 """The operators of ``aten`` that take a generator and draw by themselves on the CPU."""
 
 
-class Leader(Protocol):
-    """The object that provides the generator of the calling thread."""
-
-    def lead(self) -> torch.Generator:
-        """Return the generator. Called before an operator draws on the CPU without one."""
-
-
-class Thread(Protocol):
-    """The calling thread's values: a ``threading.local``."""
-
-    @property
-    def streams(self) -> Leader | None:
-        """The thread's streams; None: it draws from the process's default generator."""
-
-
 _C: Any = torch._C  # private, and without types
 _Library: Any = torch.library.Library
 _libraries: list[Any] = []  # keeps the registrations, which end with their library object
@@ -74,7 +61,7 @@ lead: Callable[[bool], None] = _has_no_key
 """Switch redirection on or off for this thread's draws; set by :func:`install`. Takes 0.1 µs."""
 
 
-def install(thread: Thread) -> bool:
+def install(thread: OfThread) -> bool:
     """Register the kernels, once per process; takes 10 to 20 ms, most of it in torch, which notes
     for each of its 3,600 operators that this key has a kernel for all.
 
@@ -162,7 +149,7 @@ def _operator(name: str) -> torch._ops.OpOverload:
     return getattr(getattr(torch.ops.aten, packet), overload or "default")  # type: ignore[no-any-return]  # by name
 
 
-def _kernel(operator: torch._ops.OpOverload, below: Any, thread: Thread) -> Callable[..., Any]:
+def _kernel(operator: torch._ops.OpOverload, below: Any, thread: OfThread) -> Callable[..., Any]:
     """Return a kernel that calls ``operator`` with the thread's generator if none is given.
 
     torch's dispatcher calls the kernel, and leaves out trailing arguments with default values.

@@ -19,7 +19,7 @@ import random
 import sys
 import threading
 import types
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -32,30 +32,18 @@ from . import dispatch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-
-class Generators(Protocol):
-    """A thread's generators, each seeded for the current sample."""
-
-    def lead(self) -> torch.Generator:
-        """Return torch's generator for an operator that is about to draw."""
-
-    def generator(self) -> torch.Generator:
-        """Return torch's generator."""
-
-    def python(self) -> random.Random:
-        """Return the generator that replaces that of the module ``random``."""
-
-    def numpy(self) -> np.random.RandomState:
-        """Return the generator that replaces that of the module ``numpy.random``."""
+    from .streams import SampleStreams
 
 
-class _OfThread(threading.local):
+class OfThread(threading.local):
+    """What each thread has for itself."""
+
     # Defaults on the class: reading them is ten times faster than handling a missing attribute.
-    streams: Generators | None = None
+    streams: SampleStreams | None = None
     worker_info: Any = None
 
 
-of_thread = _OfThread()
+of_thread = OfThread()
 """The values of the calling thread. ``streams``: its generators; None = the process's.
 ``worker_info``: the result of ``get_worker_info()``; None = torch's own."""
 

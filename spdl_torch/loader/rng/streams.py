@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from torch import Generator
 
     from .owned import OwnedGenerators
-    from .patches import Generators
 
     SampleContext = Callable[[int], AbstractContextManager[Generator | None]]
 
@@ -65,7 +64,7 @@ class SampleStreams:
         self._torch, self._python, self._numpy = TorchStream(), PythonStream(), NumpyStream()
         self._owned: OwnedGenerators | None = None
         self._left: dict[int, list[Any]] = {}  # states of streams that may be re-entered
-        self._outer: Generators | None = None
+        self._outer: SampleStreams | None = None
         self._outer_is_led = False
         self._process_state: torch.Tensor | None = None  # of the default generator, to put back
         self._borrowing = Borrowing(are_seen=can_see_draws())
@@ -198,7 +197,7 @@ class SampleStreams:
 
     def lead(self) -> torch.Generator:
         """Return torch's generator for an operator that is about to draw; see
-        ``dispatch.Leader``."""
+        ``dispatch``."""
         self._borrowing.has_drawn = True
         return self.generator()
 

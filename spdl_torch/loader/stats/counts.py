@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from ...observe.verdict.placement import Placement
     from ..backends.jobs import Epoch
 
-    _Counts = dict[int, tuple[Any, Mapping[str, int]]]  # the counts of datasets, by id
-
 T = TypeVar("T")
 
 
@@ -82,11 +80,12 @@ class DatasetCounts:
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
-        self._before = _counts_in(dataset)
+        self.begin()
 
     def begin(self) -> None:
         """Count from now on."""
-        self._before = _counts_in(self._dataset)
+        found = counting_datasets(self._dataset)
+        self._before = {id(each): (each, each.loading_counts()) for each in found}  # alive
 
     def now(self) -> dict[str, int]:
         """Return the counts of the epoch."""
@@ -94,17 +93,9 @@ class DatasetCounts:
         before = self._before
         for own in counting_datasets(self._dataset):
             for name, count in own.loading_counts().items():
-                counts[name] += count - _of(own, before).get(name, 0)
+                _, its = before.get(id(own), (own, {}))  # it may not have been there
+                counts[name] += count - its.get(name, 0)
         return dict(counts)
-
-
-def _counts_in(dataset: Any) -> _Counts:
-    return {id(each): (each, each.loading_counts()) for each in counting_datasets(dataset)}
-
-
-def _of(dataset: Any, counts: _Counts) -> Mapping[str, int]:
-    """Return those of one dataset; {} where it was not there."""
-    return counts[id(dataset)][1] if id(dataset) in counts else {}
 
 
 class WorkerCounts:

@@ -1,12 +1,16 @@
-"""The figures of an epoch, computed from what was counted in it once somebody asks for them."""
+"""The figures of an epoch, computed from what was counted in it once somebody asks for them; and
+the remarks of its report: on the dataset, its samples, and the start of its workers."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import IterableDataset
 
 from ...engine.statistics import PipelineStats, StageStats
 from ...machine.readings import Probes, probes_between
+from ...objects.datasets import all_datasets
 
 if TYPE_CHECKING:
     from ...observe.verdict.placement import Placement
@@ -14,6 +18,12 @@ if TYPE_CHECKING:
     from .counts import Measured
 
 _POOLED = ("fetch", "collate")
+
+_VISIBLE_START = 0.05
+"""The share of an epoch from which the start of its workers is worth a remark."""
+
+_SHORT_SAMPLE_SECONDS = 50e-6
+_ENOUGH_SAMPLES = 1_000
 
 
 def report_of(measured: Measured | None) -> Report:
@@ -93,3 +103,84 @@ def _with_workers(placement: Placement, count: int) -> Placement:
     """Return the placement with the number of workers that tuning has come to."""
     num_processes = count if placement.num_processes else 0
     return replace(placement, num_workers=count, num_processes=num_processes)
+
+
+def with_remarks_of(
+    dataset: object, report: Report, *, one_by_one: bool, given: tuple[int, int] | None = None
+) -> Report:
+    """Return the report with an action that works for the dataset, with the remarks of
+    ``loading_remarks()`` of the dataset and of those in it, and a remark on short samples.
+    ``one_by_one``: each sample takes its own call. ``given``: the epoch, and the samples of it that
+    the loop has had on all ranks, for ``progress_remarks()`` of a dataset that has it; None =
+    unknown.
+    """
+    from ...observe.verdict.report import with_remarks  # the report has brought it
+
+    report = _with_action_for(dataset, report)
+    if one_by_one:
+        report = with_remarks(report, *_remarks_on_short_samples(dataset, report))
+    if given is not None and hasattr(type(dataset), "progress_remarks"):
+        asked: Any = dataset
+        report = with_remarks(report, *asked.progress_remarks(*given))
+    remarks: dict[str, None] = {}  # each once: several datasets may say the same
+    for each in all_datasets(dataset):
+        # Ask the class: an object that answers to any attribute name would seem to have it.
+        if hasattr(type(each), "loading_remarks"):
+            remarks.update(dict.fromkeys(each.loading_remarks()))
+    return with_remarks(report, *remarks)
+
+
+def _with_action_for(dataset: object, report: Report) -> Report:
+    """Return the report with an action that works for this dataset."""
+    # The report has brought it.
+    from ...observe.verdict.advice import AT_ONCE, AT_ONCE_OR_CACHED, CACHED
+
+    action, has_indices = report.verdict.action, not isinstance(dataset, IterableDataset)
+    if not (has_indices and hasattr(dataset, "__len__")):  # a cache is by index, below the length
+        at_once = AT_ONCE if has_indices else ""
+        action = action.replace(AT_ONCE_OR_CACHED, at_once).replace(CACHED, "")
+    if report.verdict.stage == "fetch" and _is_torchvisions_folder(dataset):
+        action += " First import ImageFolder from spdl_torch: it makes the same samples, faster."
+    return replace(report, verdict=replace(report.verdict, action=action))
+
+
+def _is_torchvisions_folder(dataset: object) -> bool:
+    """Return whether it reads images as ours does, one by one and with Pillow."""
+    kind, loader = type(dataset), getattr(dataset, "loader", None)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    is_default = getattr(loader, "__qualname__", "") == "default_loader"
+    return is_default and name == "torchvision.datasets.folder.ImageFolder"
+
+
+def _remarks_on_short_samples(dataset: object, report: Report) -> tuple[str, ...]:
+    fetch = next((stage.tasks for stage in report.stats.stages if stage.name == "fetch"), None)
+    if fetch is None or fetch.num_tasks < _ENOUGH_SAMPLES or report.verdict.stage != "fetch":
+        return ()
+    if fetch.ave_time >= _SHORT_SAMPLE_SECONDS:
+        return ()
+    return (
+        f"A sample takes {fetch.ave_time * 1e6:.1f} µs, much of it for the calls that every sample "
+        f"makes. If {type(dataset).__name__} has __getitems__(indices), which returns the list of "
+        "a batch's samples, they are made in one call: index the data once with all of them.",
+    )
+
+
+def start_remark(report: Report, first_seconds: float, start_seconds: float) -> str:
+    """Return the remark on worker processes that every epoch starts anew, "" if that takes little
+    of it. ``report``: of the whole epoch. ``first_seconds``: the time to the first batch;
+    ``start_seconds``: the part of it before the report begins."""
+    placement, stages = report.placement, report.stats.stages
+    if placement is None or not placement.num_processes or not stages:
+        return ""
+    # A batch takes its time whoever makes it.
+    num_batches = max(1, stages[-1].queue.num_items)
+    batch_seconds = sum(stage.tasks.busy_time for stage in stages) / num_batches
+    of_epoch = start_seconds + report.stats.elapsed
+    seconds = min(first_seconds - batch_seconds, of_epoch)  # their clocks begin one after the other
+    if seconds < _VISIBLE_START * of_epoch:
+        return ""
+    return (
+        f"Each epoch starts its worker processes anew: {seconds:.2g} s of the {of_epoch:.2g} s of "
+        "the last one. persistent_workers=True keeps them, with the dataset as it was when they "
+        "started."
+    )

@@ -1,7 +1,7 @@
 """A loader's statistics: what is read of its threads and queues, and kept when an epoch ends.
 
 Most epochs end without anybody asking for figures. Only then are they computed from what was read
-(:mod:`.figures`), and is imported what computes, judges and shows them.
+(:mod:`.figures`), and is imported what judges and shows them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ...engine.counters import QueueCounters, TaskCounters
 from ...machine.probes import probe_counters, probe_counters_of
 from ...observe.verdict.placement import PLACEMENT_EVENT
 from .counts import LoopClock, Measured, Queues, Readings, WorkerCounts
-from .remarks import remarks_on_skipped
+from .figures import report_of, stats_of
 
 if TYPE_CHECKING:
     from ...engine.counters import TaskCell, ThreadCount
@@ -77,14 +77,11 @@ class EpochStats(ABC):
     def is_over(self) -> bool:
         """Whether no epoch runs."""
 
-    def snapshot(self) -> PipelineStats:
-        """Return the statistics alone."""
-        return self._snapshot()
-
-    def snapshot_of_workers(self) -> PipelineStats:
-        """Return the statistics for whoever changes the workers: the loop's waits are for these
-        alone, not for the sampler."""
-        return self._snapshot(of_workers=True)
+    def snapshot(self, *, of_workers: bool = False) -> PipelineStats:
+        """Return the statistics alone. ``of_workers``: for whoever changes the workers: the loop's
+        waits are for these alone, not for the sampler."""
+        measured = self._measured(run_delays=False)
+        return stats_of(measured.of_workers if of_workers and measured else measured)
 
     @property
     def recorder(self) -> FlightRecorder | None:
@@ -93,19 +90,11 @@ class EpochStats(ABC):
 
     def report(self) -> Report:
         """Return the statistics with the probes' readings and the verdict, which cost more."""
-        from .figures import report_of
-
         return report_of(self._measured())
 
     def timeline(self) -> Timeline | None:
         """Return what every thread did in the last seconds; None = nothing ran yet."""
         return None if self._recorder is None else self._recorder.timeline()
-
-    def _snapshot(self, *, of_workers: bool = False) -> PipelineStats:
-        from .figures import stats_of
-
-        measured = self._measured(run_delays=False)
-        return stats_of(measured.of_workers if of_workers and measured else measured)
 
     @abstractmethod
     def _measured(self, *, run_delays: bool = True) -> Measured | None:
@@ -116,7 +105,7 @@ class EpochStats(ABC):
 
     def _remarks(self, *own: str) -> tuple[str, ...]:
         """Return the remarks of a report, those on the workers among them."""
-        return (*remarks_on_skipped(self.skipped), *own)
+        return (*(() if self.skipped is None else self.skipped.remarks()), *own)
 
 
 class CrewStats(EpochStats):
