@@ -16,7 +16,7 @@ except ModuleNotFoundError as error:
 from torch.utils.data import DataLoader as TorchDataLoader, IterableDataset
 
 from .loader.dataloader import DataLoader
-from .loader.for_trainers import choosing_as
+from .loader.loader_state import choosing_as
 from .loader.sampling.sampler_chain import divides_itself, is_shared_out
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from .loader.dataloader import DataLoader
-from .loader.for_trainers import go_back_to, pass_of
+from .loader.loader_state import go_back_to, pass_of
 from .observe.store.epoch_watchers import watched
 from .observe.store.following import Follower, Tally, report_of
 from .observe.store.recording import path_of_rank

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .loader.for_trainers import choosing_as
+from .loader.loader_state import choosing_as
 
 if TYPE_CHECKING:
     from .loader.dataloader import DataLoader
