@@ -19,7 +19,7 @@ from ..late_imports import collected_later
 from .backends.inline import InlineWorker
 from .backends.transfer_stage import DeviceStage, check_device
 from .error_notes import add_thread_note
-from .placing import seems_safe
+from .placing import vouching_for
 from .rng.patches import install, without_key
 
 if TYPE_CHECKING:
@@ -38,7 +38,9 @@ def import_workers(loader: DataLoader[Any]) -> None:
     10 ms for which the first batch need not wait, and who loads without workers never."""
     functions = loader.collate_fn, loader.worker_init_fn
     on_threads = loader.isolation == "thread" or (
-        loader.isolation == "auto" and seems_safe(loader.dataset, *functions)
+        loader.isolation == "auto"
+        # Without a look at all data, which comes with the first epoch.
+        and vouching_for(loader.dataset, *functions, is_data=lambda _: True).is_safe
     )
     with collected_later():
         if on_threads:

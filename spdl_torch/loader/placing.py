@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch.utils.data import TensorDataset, default_collate, default_convert
@@ -24,6 +24,9 @@ from torch.utils.data import TensorDataset, default_collate, default_convert
 from ..observe.verdict.placement import Placement
 from .known_parts import CONTAINERS, is_plain_data, is_stateless
 from .rng.patches import install
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def starts_threads(given: Any) -> bool:
@@ -82,9 +85,16 @@ KNOWN = {
 _DEEPEST = 20  # a bound, should a dataset contain itself
 
 
-def vouching_for(dataset: Any, collate_fn: Any, worker_init_fn: Any) -> Vouching:
-    """Look at a loader's dataset and functions."""
-    found = _look(dataset, _DEEPEST)
+def vouching_for(
+    dataset: Any,
+    collate_fn: Any,
+    worker_init_fn: Any,
+    *,
+    is_data: Callable[[Any], bool] = is_plain_data,
+) -> Vouching:
+    """Look at a loader's dataset and functions. ``is_data``: says whether a container holds nothing
+    but data, for which by default every object in it is looked at."""
+    found = _look(dataset, is_data, _DEEPEST)
     if not found.is_safe or found.covers_functions:
         return found
     # Without default_collate, which copies, a batch may be the dataset's own memory. Groups are
@@ -97,31 +107,12 @@ def vouching_for(dataset: Any, collate_fn: Any, worker_init_fn: Any) -> Vouching
     return found
 
 
-def seems_safe(dataset: Any, collate_fn: Any, worker_init_fn: Any) -> bool:
-    """Return whether ``vouching_for`` will find these safe, most likely: without a look at data."""
-    for _ in range(_DEEPEST):
-        declared = _declared(dataset)
-        if declared is not None:
-            return declared
-        parts = _parts_of(dataset)
-        if not parts.datasets:
-            break
-        inner = getattr(dataset, parts.datasets)
-        members = inner.values() if isinstance(inner, dict) else inner
-        dataset = inner if parts.datasets == "dataset" else next(iter(members), None)
-    is_torchs = collate_fn is default_collate or collate_fn is default_convert
-    if not is_torchs or worker_init_fn is not None:
-        return False
-    kind = type(dataset)
-    return kind in CONTAINERS or kind is TensorDataset or _is_known(kind)
-
-
 def name_of(value: Any) -> str:
     """Return the name of a function or class, or of an object's class."""
     return getattr(value, "__qualname__", None) or type(value).__qualname__
 
 
-def _look(dataset: Any, depth: int) -> Vouching:
+def _look(dataset: Any, is_data: Callable[[Any], bool], depth: int) -> Vouching:
     declared = _declared(dataset)
     if declared is not None:
         if not declared:
@@ -129,24 +120,21 @@ def _look(dataset: Any, depth: int) -> Vouching:
         return Vouching(declaring=dataset, covers_functions=True)
     kind = type(dataset)
     if kind in CONTAINERS:
-        is_data = is_plain_data(dataset)
         other = f"{name_of(dataset)}, which holds objects other than data,"
-        return Vouching(unknown="" if is_data else other)
+        return Vouching(unknown="" if is_data(dataset) else other)
     if kind is TensorDataset:
         is_plain = set(map(type, dataset.tensors)) <= {torch.Tensor}
         return Vouching(unknown="" if is_plain else name_of(dataset))
     if not _is_known(kind) or not depth:
         return Vouching(unknown=name_of(dataset))
     parts = _parts_of(dataset)
-    unknown = _unknown_attribute(dataset, parts)
-    return Vouching(unknown=unknown) if unknown else _look_inside(dataset, parts, depth - 1)
-
-
-def _look_inside(dataset: Any, parts: _Parts, depth: int) -> Vouching:
+    if unknown := _unknown_attribute(dataset, parts):
+        return Vouching(unknown=unknown)
     inner = getattr(dataset, parts.datasets) if parts.datasets else ()
     if parts.datasets == "dataset":
         inner = (inner,)
-    found = [_look(each, depth) for each in (inner.values() if isinstance(inner, dict) else inner)]
+    members = inner.values() if isinstance(inner, dict) else inner
+    found = [_look(each, is_data, depth - 1) for each in members]
     for each in found:
         if not each.is_safe:
             return each
