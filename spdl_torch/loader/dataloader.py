@@ -395,16 +395,6 @@ class DataLoader(TorchDataLoader[T_co]):
         resume = self._state.position.to_resume
         return None if resume is None else resume.as_dict()
 
-    def _collect_states(self, *, before_last: bool) -> None:
-        """Collect states from now on. ``before_last``: also those from before the last batches, for
-        ``_state_before``."""
-        self._state.position.want(before=before_last)
-
-    def _undo_look_ahead(self) -> None:
-        """Put the user's generators back, for a trainer that leaves a resumed epoch before its
-        first batch; see ``LoaderPosition``."""
-        self._state.position.undo_look_ahead(self)
-
     def _ends_empty_tail(self) -> bool:
         """Return whether the last epoch was resumed after its last batch, or the last that the
         length of an iterable has."""

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import logging
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from ..errors import PipelineFailure
 from .checkpoint.epoch import BaseSeed, EpochStart, HandedOut, LookAhead
 from .checkpoint.order import END, Order, next_index
 from .checkpoint.passes import pass_of_workers
@@ -31,10 +29,9 @@ from .checkpoint.resume_state import (
 )
 from .checkpoint.user_state import WorkerState
 from .error_notes import add_thread_note
-from .fetching.bad_samples import SkippedSamples, Tolerance, Tries
-from .fetching.batch_maker import BatchRecipe
+from .fetching.bad_samples import SkippedSamples, Tolerance
 from .rng.keys import StreamKey, epoch_seed
-from .sampling.sampler_chain import epoch_of, nested_samplers, num_ranks, shard_of
+from .sampling.sampler_chain import epoch_of, nested_samplers, shard_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence, Sized
@@ -43,8 +40,6 @@ if TYPE_CHECKING:
     from .checkpoint.resume_state import Redrawn
     from .checkpoint.saved_state import ResumeState
     from .dataloader import DataLoader
-
-_logger = logging.getLogger("spdl_torch.data")
 
 
 class EpochIterator(_BaseDataLoaderIter):
@@ -79,10 +74,11 @@ class EpochIterator(_BaseDataLoaderIter):
             if not resume.drew_base_seed:
                 self._base = resume.base
         within = None if resume is None or resume.finished else resume
-        tolerance = self._tolerance(loader)
-        self._skipped = None
-        if tolerance is not None:
-            self._skipped = SkippedSamples(loader.error_budget, tolerance)
+        self._tolerance = self._skipped = None
+        if loader.on_error == "skip":
+            replaces = loader.replace and not isinstance(self._dataset, IterableDataset)
+            self._tolerance = Tolerance(len(cast("Sized", self._dataset)) if replaces else 0)
+            self._skipped = SkippedSamples(loader.error_budget, self._tolerance)
         self._begun_from = self._worker_states(resume)
         sampler, sampler_epoch = self._index_sampler, epoch_of(self._index_sampler)
         start = self._epoch_start(loader, resume, redrawn, sampler_epoch)
@@ -240,43 +236,6 @@ class EpochIterator(_BaseDataLoaderIter):
             name = type(loader._index_sampler).__name__
             add_thread_note(error, f"in iter() of the sampler ({name})")
             raise
-
-    def _tolerance(self, loader: DataLoader[Any]) -> Tolerance | None:
-        """Return how workers treat samples that fail; None = the batch fails with them."""
-        if loader.on_error != "skip":
-            return None
-        replaces = loader.replace and not isinstance(self._dataset, IterableDataset)
-        return Tolerance(len(cast("Sized", self._dataset)) if replaces else 0)
-
-    def _recipe(self, loader: DataLoader[Any]) -> BatchRecipe:
-        """Return what the workers make batches of."""
-        return BatchRecipe(
-            self._dataset,
-            self._collate_fn,
-            self._auto_collation,
-            self._drop_last,
-            self._tolerance(loader),
-        )
-
-    def _failure_of(self, tries: Tries | None, number: int, *, empty: bool) -> Any:
-        """Return the error that the trainer gets in place of batch ``number``; None = no error."""
-        if self._skipped is None:
-            return None
-        failure = self._skipped.hand_out(tries)
-        if failure is not None or not empty or tries is None:
-            return failure
-        if num_ranks(self._index_sampler) > 1:
-            return PipelineFailure(
-                f"DataLoader: batch {number} has no good sample, and the other ranks would wait "
-                "for this one to load as many batches as they. Pass replace=True",
-                [each.error for each in tries.bad],
-            )
-        _logger.warning(
-            "DataLoader: batch %d has no good sample and is left out: the epoch has one batch "
-            "less than len(loader). With replace=True it would be whole.",
-            number,
-        )
-        return None
 
 
 def _in_words(num_parts: int) -> str:

@@ -21,15 +21,16 @@ from torch import autograd
 from torch.utils.data import IterableDataset
 
 from ..engine import channel
-from ..errors import PipelineStopped
+from ..errors import PipelineFailure, PipelineStopped
 from .backends.backend import Draws, LoadSpec
 from .backends.jobs import NO_BATCHES, Dealing, Exhausted, Failed, Loaded, NoBatch
 from .checkpoint.epoch import Given, Told
 from .epoch_iterator import EpochIterator
 from .error_notes import add_thread_note, as_raised_in_loop, describe_batch
+from .fetching.batch_maker import BatchRecipe
 from .loader_state import WorkersStart
 from .opening import open_backend, open_device_stage, pinned
-from .sampling.sampler_chain import names_of
+from .sampling.sampler_chain import names_of, num_ranks
 from .user_warnings import warn
 
 if TYPE_CHECKING:
@@ -125,18 +126,27 @@ class LoaderIterator(EpochIterator):
 
     def _load_spec(self, loader: DataLoader[Any]) -> LoadSpec:
         pin = partial(pinned, device=self._pin_memory_device) if self._pin_memory else None
+        most_workers = None
+        if loader._is_tuned:
+            most_workers = max(loader._tuning_state().tuner().bounds.threads, loader.num_workers)
         return LoadSpec(
-            recipe=self._recipe(loader),
+            recipe=BatchRecipe(
+                self._dataset,
+                self._collate_fn,
+                self._auto_collation,
+                self._drop_last,
+                self._tolerance,
+            ),
             num_workers=self._num_workers,
             max_outstanding=_max_outstanding(loader),
             in_order=loader.in_order,
             stats=loader.stats,
-            draws=Draws(self._key.epoch_seed, loader.rng == "sample", loader.seed is not None),
+            draws=Draws(self._key.epoch_seed, loader.rng == "sample"),
             worker_init_fn=loader.worker_init_fn,
             finalize=pin,
             pipeline_number=loader._state.figures.pipeline_number,
             device_index=torch.accelerator.current_device_index() if self._pin_memory else None,
-            most_workers=_most_workers(loader) if loader._is_tuned else None,
+            most_workers=most_workers,
         )
 
     @property
@@ -283,7 +293,8 @@ class LoaderIterator(EpochIterator):
         """Hold a result, and count it; wait on if there is none. Return what comes in its place."""
         if result is None:
             if self._timeout:
-                return Told(RuntimeError(self._timed_out()))
+                text = f"DataLoader timed out after {self._timeout} seconds. {self._at_work()}"
+                return Told(RuntimeError(text))
             result = self._receive_late()
         if isinstance(result, Told) or (isinstance(result, Failed) and result.ends):
             return self._lose(result.error)
@@ -332,9 +343,6 @@ class LoaderIterator(EpochIterator):
                 return result
             waited += waited
 
-    def _timed_out(self) -> str:
-        return f"DataLoader timed out after {self._timeout} seconds. {self._at_work()}"
-
     def _at_work(self) -> str:
         awaited = self._order.num_jobs - self._dealing.num_out if self._in_order else None
         which = "any batch" if awaited is None else f"batch {awaited}"
@@ -345,10 +353,27 @@ class LoaderIterator(EpochIterator):
         they are too many. None = nothing.
         """
         is_empty = isinstance(result, NoBatch)
-        failure = self._failure_of(result.tries, result.number, empty=is_empty)
+        failure = None if self._skipped is None else self._skipped.hand_out(result.tries)
+        if failure is None and is_empty:
+            failure = self._emptied(result)
         if failure is not None and not isinstance(result, Failed):
             return Failed(result.number, failure)
         return None if is_empty or isinstance(result, Exhausted) else result
+
+    def _emptied(self, result: NoBatch) -> PipelineFailure | None:
+        """Return the error in place of a batch without any good sample; None = it is left out."""
+        if num_ranks(self._index_sampler) > 1:
+            return PipelineFailure(
+                f"DataLoader: batch {result.number} has no good sample, and the other ranks would "
+                "wait for this one to load as many batches as they. Pass replace=True",
+                [each.error for each in result.tries.bad],
+            )
+        _logger.warning(
+            "DataLoader: batch %d has no good sample and is left out: the epoch has one batch "
+            "less than len(loader). With replace=True it would be whole.",
+            result.number,
+        )
+        return None
 
     def _note(self, result: Any) -> None:
         """Record ``result`` as handed out, so a state taken now continues after it."""
@@ -417,7 +442,3 @@ class LoaderIterator(EpochIterator):
 def _max_outstanding(loader: DataLoader[Any]) -> int:
     """The limit of jobs that are given out and not received: one without workers."""
     return max(1, int((loader.prefetch_factor or 1) * loader.num_workers))
-
-
-def _most_workers(loader: DataLoader[Any]) -> int:
-    return max(loader._tuning_state().tuner().bounds.threads, loader.num_workers)

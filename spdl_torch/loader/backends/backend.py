@@ -29,8 +29,6 @@ class Draws(NamedTuple):
     per_sample: bool
     """True: each sample has its own random stream. False: each worker has one stream for all its
     work, and makes whole batches."""
-    is_seeded: bool
-    """Whether the user gave the seed: an epoch's streams then depend on its number alone."""
 
 
 class LoadSpec(NamedTuple):
@@ -55,8 +53,6 @@ class LoadSpec(NamedTuple):
     memory: Memory | None = None
     """The memory in which batches are made: pinned if they go to a device, shared if they go to
     another process; None = ordinary memory."""
-    owns_dataset: bool = False
-    """Whether nobody else uses the dataset object: its one worker needs no copy."""
 
     @property
     def announced_workers(self) -> int:
@@ -118,15 +114,16 @@ class Backend(ABC):
     def take(self, seconds: float) -> Result | Told | None:
         """Return the next result, in order if the spec says so; None = the time is over."""
 
-    @abstractmethod
     def resize(self, num_workers: int, max_outstanding: int) -> int:
         """Change the number of workers that get the jobs, and return the new number: the old one if
         it stays. Waits until those that join have started."""
+        return 1
 
-    @abstractmethod
     def at_work(self, awaited: int | None) -> str:
-        """Describe what the workers do; ``awaited``: the batch that the loop waits for. Blocks up
-        to 2 s for the answer of a worker process."""
+        """Describe what the workers do; "" = what the loop's own thread does is on its stack.
+        ``awaited``: the batch that the loop waits for. Blocks up to 2 s for the answer of a worker
+        process."""
+        return ""
 
     @abstractmethod
     def rest(self) -> None:

@@ -152,14 +152,6 @@ class InlineWorker(Backend):
                 streams.__exit__(None, None, None)
             raise
 
-    def resize(self, num_workers: int, max_outstanding: int) -> int:
-        """Stay the only worker."""
-        return 1
-
-    def at_work(self, awaited: int | None) -> str:
-        """Return "": what the loop's own thread does is on its stack."""
-        return ""
-
     def request_stop(self) -> None:
         """End the epoch's clock."""
         self.stats.end()

@@ -98,7 +98,7 @@ class Worker:
             spec.announced_workers,
             spec.draws.base_seed,
             recipe.dataset,
-            is_process=spec.owns_dataset,
+            is_process=self._copying is None,
         )
         with info, self._streams:
             if broken is None:
@@ -168,8 +168,8 @@ class Worker:
         is_surplus: Callable[[], bool],
     ) -> None:
         """Work on one epoch until this worker is one too many. Raises: ChannelClosed: it ends."""
-        spec, number = self._spec, self._number
-        if self._has_begun and spec.draws.is_seeded:
+        number = self._number
+        if self._has_begun and epoch.key.is_seeded:
             self._streams.begin_worker(epoch.key.epoch_seed)
         self._has_begun = True
         if epoch.key.number_of_pass is not None:

@@ -127,7 +127,7 @@ def _want_states(trainer: Any) -> None:
         return
     for loader in _flattened(trainer.fit_loop):
         if _is_ours(loader) and not _is_pipeline(loader):
-            loader._collect_states(before_last=not has_length(loader))
+            loader._state.position.want(before=not has_length(loader))
 
 
 def _holds_one_back(trainer: Any) -> bool:
@@ -235,7 +235,7 @@ class _Resumed:
             if goes_over and not self.is_over:
                 loader._begun_pass()  # no iter() has begun what is left: the next one would
         elif has_length and (begins or is_over):
-            loader._undo_look_ahead()
+            loader._state.position.undo_look_ahead(loader)
         if self._is_on and not is_over and self._combined._mode == "max_size":
             self._combined._iterator.iterators[self._number] = iter(())
 

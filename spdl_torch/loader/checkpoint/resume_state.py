@@ -319,14 +319,6 @@ def is_packed_batch(packed: Any) -> bool:
     return not (packed is None or isinstance(packed, str | bytes | int | float))
 
 
-def _unpacked_tuple(content: Any) -> tuple[Any, ...]:
-    return tuple(map(_unpacked, content))
-
-
-def _unpacked_slice(content: Any) -> slice:
-    return slice(*content)
-
-
 def _unpacked(packed: Any) -> Any:
     if isinstance(packed, list | tuple):
         return [_unpacked(each) for each in packed]
@@ -336,8 +328,9 @@ def _unpacked(packed: Any) -> Any:
         ((kind, content),) = packed.items()
         if kind == "dict":
             return {_unpacked(key): _unpacked(value) for key, value in content}
-        make: Any = {"tuple": _unpacked_tuple, "slice": _unpacked_slice}[kind]
-        return make(content)
+        if kind == "tuple":
+            return tuple(map(_unpacked, content))
+        return {"slice": slice}[kind](*content)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"load_state_dict: pending holds {packed!r:.100}, which is not a saved index."

@@ -75,7 +75,7 @@ class Behind:
             is_empty = False
             yield item
         least = self.start - self.most_missing
-        if is_empty and least > 0 and not _has_any(self.source.iterate(least - 1)):
+        if is_empty and least > 0 and not any(True for _ in self.source.iterate(least - 1)):
             self._check(sum(1 for _ in self.source.iterate(0)))
 
     def _after_skipping(self) -> Iterator[Any]:
@@ -92,10 +92,6 @@ class Behind:
             error = ended_early(self.field, self.source, num_items, self.start)
             self.misfits.append(str(error))
             raise error
-
-
-def _has_any(items: Iterable[Any]) -> bool:
-    return any(True for _ in items)
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,10 +77,7 @@ def _probes_of(measured: Measured) -> Probes:
     before, now = readings.probes_before, readings.probes_now
     probes = probes_between(before, now)
     elapsed_ns, sampling_ns = measured.elapsed_ns, measured.queues.sampling_ns
-    probes = replace(
-        probes,
-        sampling_ratio=_share(sampling_ns, elapsed_ns),
-    )
+    probes = replace(probes, sampling_ratio=min(1.0, sampling_ns / max(1, elapsed_ns)))
     if measured.own_probes is None:
         return probes
     own = probes_between(*measured.own_probes)
@@ -93,10 +90,6 @@ def _probes_of(measured: Measured) -> Probes:
         helper_cores=None if probes.helper_cores is None else helpers,
         cores_used=None if own.cores_used is None else own.cores_used + max(0.0, theirs),
     )
-
-
-def _share(part_ns: int, elapsed_ns: int) -> float:
-    return min(1.0, part_ns / max(1, elapsed_ns))
 
 
 def _with_workers(placement: Placement, count: int) -> Placement:

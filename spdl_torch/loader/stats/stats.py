@@ -10,7 +10,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ...engine.counters import QueueCounters, TaskCounters
 from ...machine.probes import probe_counters, probe_counters_of
@@ -19,7 +19,7 @@ from .counts import LoopClock, Measured, Queues, Readings, WorkerCounts
 from .figures import report_of, stats_of
 
 if TYPE_CHECKING:
-    from ...engine.counters import TaskCell, ThreadCount
+    from ...engine.counters import TaskCell
     from ...engine.recorder import FlightRecorder
     from ...engine.statistics import PipelineStats
     from ...engine.timeline import Timeline
@@ -27,25 +27,12 @@ if TYPE_CHECKING:
     from ...observe.verdict.placement import Placement
     from ...observe.verdict.report import Report
     from ..backends.jobs import Epoch
+    from ..backends.processes.process_counts import ProcessCounts
     from ..backends.transfer_stage import DeviceStage, Forwarder
     from ..fetching.bad_samples import SkippedSamples
 
-
-class Source(Protocol):
-    """What counts the work of some workers; it outlives them."""
-
-    has_own_gil: bool
-    """Whether they live in processes of their own."""
-    workers: ThreadCount
-    """Their number."""
-
-    def readings(self, *, run_delays: bool = True) -> Readings | None:
-        """Return their counts in the running epoch; None = there is none, or nothing is known."""
-        ...
-
-    def remarks(self) -> tuple[str, ...]:
-        """Return what a report has to say on them."""
-        ...
+    # What counts the work of some workers; it outlives them.
+    Source: TypeAlias = WorkerCounts | ProcessCounts
 
 
 class _Begun(NamedTuple):
@@ -70,7 +57,8 @@ class EpochStats(ABC):
         """Of drawing from the sampler, in all epochs."""
         self.starts = LoopClock()
         """Of beginning epochs: starting workers, and giving out the first jobs."""
-        self._recorder: FlightRecorder | None = None
+        self.recorder: FlightRecorder | None = None
+        """The recorder of the last epoch that began."""
 
     @property
     @abstractmethod
@@ -83,18 +71,13 @@ class EpochStats(ABC):
         measured = self._measured(run_delays=False)
         return stats_of(measured.of_workers if of_workers and measured else measured)
 
-    @property
-    def recorder(self) -> FlightRecorder | None:
-        """The recorder of the last epoch that began."""
-        return self._recorder
-
     def report(self) -> Report:
         """Return the statistics with the probes' readings and the verdict, which cost more."""
         return report_of(self._measured())
 
     def timeline(self) -> Timeline | None:
         """Return what every thread did in the last seconds; None = nothing ran yet."""
-        return None if self._recorder is None else self._recorder.timeline()
+        return None if self.recorder is None else self.recorder.timeline()
 
     @abstractmethod
     def _measured(self, *, run_delays: bool = True) -> Measured | None:
@@ -128,7 +111,7 @@ class CrewStats(EpochStats):
     ) -> None:
         """Report on this epoch, which began when ``before`` was read, and whose jobs go to these
         workers; note in the trace where they live."""
-        self._recorder = epoch.recorder
+        self.recorder = epoch.recorder
         if placement is not None:
             placement = replace(placement, since=time.time())
             epoch.recorder.note(PLACEMENT_EVENT, placement.as_details())
@@ -192,7 +175,7 @@ class InlineStats(EpochStats):
     ) -> None:
         super().__init__(stage)
         self._counts = WorkerCounts(1, dataset)
-        self._recorder = recorder
+        self.recorder = recorder
         recorder.belongs_to(self)
         self.consumer = recorder.new_consumer_ring(0)
         """The ring in which the thread's waits are recorded."""

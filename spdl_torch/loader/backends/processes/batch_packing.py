@@ -270,13 +270,10 @@ def _reduced_sparse(tensor: torch.Tensor) -> Any:
     if layout is torch.sparse_coo:
         parts = tensor._indices(), tensor._values()
         return _load_coo, (*parts, shape, tensor.is_coalesced())
-    if layout in _BY_ROWS:
-        return _load_sparse, (
-            *(tensor.crow_indices(), tensor.col_indices(), tensor.values(), shape, layout),
-        )
-    return _load_sparse, (
-        *(tensor.ccol_indices(), tensor.row_indices(), tensor.values(), shape, layout),
-    )
+    by_rows = layout in _BY_ROWS
+    compressed = tensor.crow_indices() if by_rows else tensor.ccol_indices()
+    plain = tensor.col_indices() if by_rows else tensor.row_indices()
+    return _load_sparse, (compressed, plain, tensor.values(), shape, layout)
 
 
 def _dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:

@@ -133,7 +133,7 @@ def _opened(beginning: Beginning, trainer: Trainer) -> LoadSpec:
     install_functions()
     spec: LoadSpec = beginning.spec()
     writer = trainer.writer
-    return spec._replace(finalize=writer.pack, memory=writer, owns_dataset=True)
+    return spec._replace(finalize=writer.pack, memory=writer)
 
 
 def _seed_process(base_seed: int, worker: int) -> None:
