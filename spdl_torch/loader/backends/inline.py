@@ -12,7 +12,7 @@ from ..fetching.batch_maker import BatchMaker
 from ..fetching.timing import record_parts
 from ..rng.owned import OwnedGenerators
 from ..rng.patches import of_thread
-from ..rng.streams import Lending, SampleStreams, borrowers_in
+from ..rng.streams import SampleContexts, SampleStreams, borrowers_in, to_give_back
 from ..stats.stats import InlineStats
 from .backend import Backend
 from .jobs import Failed, Loaded, recorded, result_of
@@ -135,19 +135,23 @@ class InlineWorker(Backend):
         """Run user code with the sample streams; between batches the trainer's code keeps the
         process's generators.
         """
-        streams, lending = self._streams, None
+        streams, give_back = self._streams, None
         if streams is None:
             return call(*args, **kwargs)
         try:
             with streams:
                 if not self._borrowers and self._owned is None:
                     return call(*args, **kwargs)
-                lending = Lending(streams, self._borrowers, self._owned)
-                with lending:
+                give_back = to_give_back(self._borrowers, self._owned)
+                try:
+                    for dataset in self._borrowers:
+                        dataset.sample_context = SampleContexts(streams)
                     return call(*args, **kwargs)
-        except BaseException:  # Ctrl-C may have come where an __exit__ began
-            if lending is not None and lending.is_open:
-                lending.__exit__()
+                finally:
+                    give_back()
+        except BaseException:  # Ctrl-C may have come where giving back, or an __exit__, began
+            if give_back is not None:
+                give_back()
             if of_thread.streams is streams:
                 streams.__exit__(None, None, None)
             raise

@@ -271,47 +271,34 @@ class _Redirect:
     """The redirection of torch's seeding functions to this thread's generator, if it has one."""
 
     def __init__(self, originals: dict[str, Any]) -> None:
-        self.originals = originals
+        self._originals = originals
 
-    def generator(self) -> torch.Generator | None:
-        """Return this thread's generator, or None."""
+    def call(self, name: str, method: str, *args: Any) -> Any:
+        """Call this method of the thread's generator; where it has none, the function of torch's."""
         streams = of_thread.streams
-        return None if streams is None else streams.generator()
+        if streams is None:
+            return self._originals[name](*args)
+        return getattr(streams.generator(), method)(*args)
 
 
 def _manual_seed(seed: Any) -> Any:
-    ours = globals()["_spdl_torch"]
-    generator = ours.generator()
-    if generator is None:
-        return ours.originals["manual_seed"](seed)
-    return generator.manual_seed(int(seed))
+    return globals()["_spdl_torch"].call("manual_seed", "manual_seed", int(seed))
 
 
 def _seed() -> Any:
-    ours = globals()["_spdl_torch"]
-    generator = ours.generator()
-    return ours.originals["seed"]() if generator is None else generator.seed()
+    return globals()["_spdl_torch"].call("seed", "seed")
 
 
 def _initial_seed() -> Any:
-    ours = globals()["_spdl_torch"]
-    generator = ours.generator()
-    return ours.originals["initial_seed"]() if generator is None else generator.initial_seed()
+    return globals()["_spdl_torch"].call("initial_seed", "initial_seed")
 
 
 def _get_rng_state() -> Any:
-    ours = globals()["_spdl_torch"]
-    generator = ours.generator()
-    return ours.originals["get_rng_state"]() if generator is None else generator.get_state()
+    return globals()["_spdl_torch"].call("get_rng_state", "get_state")
 
 
 def _set_rng_state(new_state: torch.Tensor) -> None:
-    ours = globals()["_spdl_torch"]
-    generator = ours.generator()
-    if generator is None:
-        ours.originals["set_rng_state"](new_state)
-    else:
-        generator.set_state(new_state)
+    globals()["_spdl_torch"].call("set_rng_state", "set_state", new_state)
 
 
 def _install_worker_info() -> None:

@@ -346,32 +346,19 @@ def borrowers_in(dataset: Any) -> list[Any]:
     return [each for each in nested_datasets(dataset) if hasattr(type(each), "sample_context")]
 
 
-class Lending:
-    """A context in which ``streams``, which the trainer's thread has entered, are lent to datasets.
+def to_give_back(datasets: list[Any], owned: OwnedGenerators | None) -> Callable[[], None]:
+    """Return a function that restores the contexts and generators of the trainer's own objects as
+    they are now; any number of times.
 
-    These and ``owned`` are the trainer's own objects: their contexts and generators are restored
-    afterwards. Whoever enters it leaves it again if ``is_open`` is still True then: Ctrl-C may come
-    where ``__exit__`` begins.
+    For datasets to which a thread is about to lend its streams, and generators that it will seed.
     """
+    contexts = [vars(dataset).get("sample_context") for dataset in datasets]
+    states = [] if owned is None else owned.states()
 
-    def __init__(
-        self, streams: SampleStreams, datasets: list[Any], owned: OwnedGenerators | None
-    ) -> None:
-        self.is_open = False
-        self._streams = streams
-        self._datasets = datasets
-        self._owned = owned
-        self._contexts = [vars(dataset).get("sample_context") for dataset in datasets]
-        self._states = [] if owned is None else owned.states()
-
-    def __enter__(self) -> None:
-        self.is_open = True
-        for dataset in self._datasets:
-            dataset.sample_context = SampleContexts(self._streams)
-
-    def __exit__(self, *_: object) -> None:
-        for dataset, context in zip(self._datasets, self._contexts, strict=True):
+    def give_back() -> None:
+        for dataset, context in zip(datasets, contexts, strict=True):
             dataset.sample_context = context
-        if self._owned is not None:
-            self._owned.restore(self._states)
-        self.is_open = False
+        if owned is not None:
+            owned.restore(states)
+
+    return give_back
