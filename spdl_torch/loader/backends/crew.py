@@ -143,12 +143,12 @@ class Crew(Backend):
         recorder = FlightRecorder("DataLoader", spec.pipeline_number, enabled=spec.stats)
         recorder.belongs_to(self.stats)
         results = outlet = self._new_results(recorder)
-        recorder.add_queue(1, "batches", results.capacity)
+        recorder.add_queue(1, "batches", spec.max_outstanding)
         if stage is not None:
             is_copied = stage.hook is not None
             outlet = Channel(AHEAD if is_copied else spec.max_outstanding, marks=NO_BATCHES)
             if is_copied:
-                recorder.add_queue(2, "device batches", outlet.capacity)
+                recorder.add_queue(2, "device batches", AHEAD)
         return Epoch(
             results=results,
             outlet=outlet,

@@ -274,7 +274,7 @@ class _Redirect:
         self._originals = originals
 
     def call(self, name: str, method: str, *args: Any) -> Any:
-        """Call this method of the thread's generator; where it has none, the function of torch's."""
+        """Call this method of the thread's generator; if it has none, the function of torch's."""
         streams = of_thread.streams
         if streams is None:
             return self._originals[name](*args)

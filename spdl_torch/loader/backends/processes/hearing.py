@@ -161,7 +161,6 @@ class Incoming:
     def __init__(
         self,
         hearing: Hearing,
-        capacity: int,
         recorder: FlightRecorder,
         finalize: Callable[[Any], Any] | None,
         unpacking: Unpacking,
@@ -174,7 +173,6 @@ class Incoming:
         self._in_order = in_order
         self._recorder = recorder
         self._finalize = finalize
-        self.capacity = capacity
         self.closed = False
         # Of the user's code; on another thread Ctrl-C never comes.
         self._catches = Exception if hearing.is_the_loops else BaseException
@@ -282,10 +280,6 @@ class Incoming:
             empty_ns=self._empty_ns + open_empty,
             peak_items=self._peak,
         )
-
-    def grow(self, capacity: int) -> None:
-        """Let more results wait."""
-        self.capacity = max(self.capacity, capacity)
 
     def close(self) -> None:
         """End every wait; see ``Channel``."""

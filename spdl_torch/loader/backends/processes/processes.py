@@ -88,7 +88,6 @@ class Processes(Crew):
             self.look_seconds = _LOOK_SECONDS
         self.hearing = Hearing(is_the_loops=passed_on is None)
         self.counts: ProcessCounts = ProcessCounts(spec.num_workers, self.hearing)
-        self._incoming: Incoming | None = None
         self._numbers = range(spec.num_workers)  # of the workers that do not leave
         # Those that get no jobs while others can make them: those that replace killed ones, until
         # they are up, which takes seconds.
@@ -188,23 +187,18 @@ class Processes(Crew):
             self.hearing.read(0)
 
     def _new_results(self, recorder: FlightRecorder) -> Any:
-        spec = self._spec
-        if self._incoming is not None:
-            self._incoming.close()
-        self._incoming = Incoming(
+        return Incoming(
             self.hearing,
-            spec.max_outstanding,
             recorder,
             self._finalize,
             self._unpacking,
-            in_order=spec.in_order,
+            in_order=self._spec.in_order,
         )
-        return self._incoming
 
     def _begin(self, epoch: Epoch) -> None:
-        assert self._incoming is not None, "guaranteed by _new_results()"
+        incoming: Any = epoch.results
         self.counts.begin(epoch)
-        self.hearing.results = self._incoming.heard  # after the children were told: see there
+        self.hearing.results = incoming.heard  # after the children were told: see there
 
     def give(self, job: Given) -> Exception | None:
         """Give out a job; see ``Backend``. Return what pickle raises on its index. One that finds
@@ -334,7 +328,6 @@ class Processes(Crew):
         epoch = self._running()
         if not self._is_whole or num_workers < 1 or max_outstanding < 1:
             return len(self._numbers)
-        epoch.results.grow(max_outstanding)
         self._spec = self._spec._replace(max_outstanding=max_outstanding)
         for number in range(len(self._numbers), num_workers):
             if not self._join(number, epoch):
