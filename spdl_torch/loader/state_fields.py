@@ -6,6 +6,7 @@ loader has changed.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -59,11 +60,6 @@ def saved(condition: Field, **default: Any) -> Any:
     return field(**default, metadata={"condition": condition})
 
 
-def conditions_of(kind: Any) -> dict[str, Field]:
-    """Return the conditions of a dataclass's ``saved`` fields, by their names."""
-    return {each.name: each.metadata["condition"] for each in fields(kind)}
-
-
 def check_version(state: Mapping[str, Any], latest: int, owner: str) -> None:
     """Check a state's version. Raises: ValueError: not ``owner``'s, or of another format."""
     version = state.get("version") if isinstance(state, dict) else None
@@ -114,3 +110,17 @@ def check_fields(
                 f"load_state_dict: {where}{name} must be {field.what}, got {describe(value)}. "
                 f"This is not a state of a {owner}."
             )
+
+
+def checked_values(
+    kind: Any, state: Mapping[str, Any], latest: int, owner: str, made_by: Mapping[str, Field]
+) -> dict[str, Any]:
+    """Return the values of a state for a dataclass whose fields are ``saved``, and whose field
+    ``made_by`` has fields of its own. Raises: as ``check_version`` and ``check_fields``."""
+    check_version(state, latest, owner)
+    values = copy.deepcopy({**state})
+    del values["version"]
+    conditions = {each.name: each.metadata["condition"] for each in fields(kind)}
+    check_fields(values, conditions, conditions, owner)
+    check_fields(values["made_by"], made_by, (), owner, "made_by.")
+    return values

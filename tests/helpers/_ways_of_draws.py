@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from spdl_torch.loader.rng.patches import install
-from spdl_torch.loader.rng.thread_generators import Borrowing
+from spdl_torch.loader.rng.streams import Borrowing
 
 if TYPE_CHECKING:
     import pytest
@@ -29,7 +29,7 @@ def take(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{streams}.install", see)
     monkeypatch.setattr(f"{streams}.can_see_draws", lambda: are_seen)
     if "then" in way:
-        monkeypatch.setattr("spdl_torch.loader.rng.thread_generators._MOST_QUIET", 1)
+        monkeypatch.setattr("spdl_torch.loader.rng.streams._MOST_QUIET", 1)
         monkeypatch.setattr(Borrowing, "note", _note_nothing_drawn)
 
 

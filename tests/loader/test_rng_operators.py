@@ -126,7 +126,7 @@ def test_table_of_operators_is_what_torch_has():
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
     """The streams take the program for one without other threads: libraries leave some here."""
-    monkeypatch.setattr("spdl_torch.loader.rng.thread_generators._others_may_draw", lambda: False)
+    monkeypatch.setattr("spdl_torch.loader.rng.streams._others_may_draw", lambda: False)
 
 
 def drawn_by_samples(streams, draw):

@@ -128,7 +128,7 @@ def workers_at_rest() -> Iterator[None]:
             may_work.clear()
         # Not by notification: for this alone, a worker would have to take a lock after each job.
         deadline = monotonic() + _LONGEST_SECONDS
-        while _anybody_works() and monotonic() < deadline:
+        while any(map(_works, _activities.now())) and monotonic() < deadline:
             sleep(_LOOK_SECONDS)
         yield
     finally:
@@ -136,10 +136,6 @@ def workers_at_rest() -> Iterator[None]:
             _forks.discard(fork)
             if not _forks:
                 may_work.set()
-
-
-def _anybody_works() -> bool:
-    return any(map(_works, _activities.now()))
 
 
 def _works(activity: Activity) -> bool:

@@ -8,7 +8,6 @@ items that were already handed out are thrown away.
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import AsyncIterable
 from dataclasses import asdict, dataclass
@@ -25,9 +24,7 @@ from ..state_fields import (
     FLAG,
     NUMBER,
     OPTIONAL_NUMBER,
-    check_fields,
-    check_version,
-    conditions_of,
+    checked_values,
     saved,
 )
 from .made_by import PIPELINE_FIELDS
@@ -70,13 +67,8 @@ class PassState:
     @classmethod
     def checked(cls, state: Mapping[str, Any]) -> PassState:
         """Check a state. Raises: ValueError: not a dataset's state, or of another format."""
-        check_version(state, _VERSION, "PipelineDataset")
-        values = copy.deepcopy({**state})
-        del values["version"]
-        conditions = conditions_of(cls)
-        check_fields(values, conditions, conditions, "PipelineDataset")
-        check_fields(values["made_by"], PIPELINE_FIELDS, (), "PipelineDataset", "made_by.")
-        resume = cls(**values)
+        owner = "PipelineDataset"
+        resume = cls(**checked_values(cls, state, _VERSION, owner, PIPELINE_FIELDS))
         if resume.num_after > (resume.num_source or 0):
             raise ValueError("load_state_dict: num_after must be at most num_source.")
         return resume

@@ -21,8 +21,7 @@ from ..state_fields import (
     OPTIONAL_NUMBER,
     Field,
     check_fields,
-    check_version,
-    conditions_of,
+    checked_values,
     is_whole_number,
     list_of,
     saved,
@@ -81,13 +80,10 @@ class ResumeState:
     @classmethod
     def checked(cls, state: Mapping[str, Any]) -> ResumeState:
         """Check a state. Raises: ValueError: not a loader's state, or of another format."""
-        check_version(state, _VERSION, "DataLoader")
-        values = copy.deepcopy({**state})
-        values.pop("_iterator_finished", None)  # Accelerate puts it into every loader's state
-        del values["version"]
-        conditions = conditions_of(cls)
-        check_fields(values, conditions, conditions, "DataLoader")
-        check_fields(values["made_by"], MADE_BY_FIELDS, (), "DataLoader", "made_by.")
+        if isinstance(state, dict) and "_iterator_finished" in state:
+            state = {**state}
+            del state["_iterator_finished"]  # Accelerate puts it into every loader's state
+        values = checked_values(cls, state, _VERSION, "DataLoader", MADE_BY_FIELDS)
         workers = values["workers"]
         for number, worker in enumerate(workers):
             where = f"workers[{number}]."

@@ -1,12 +1,19 @@
 """Derive the seed of a sample's stream from the epoch's seed and the sample's position, and the
-seeds of all streams from which one worker draws for a batch, or beside it."""
+seeds of all streams from which one worker draws for a batch, or beside it; and the generators of
+its thread that are seeded so, each with the place for which it last was.
+
+Python's and numpy's are made at the first draw: numpy's takes most of a millisecond.
+"""
 
 from __future__ import annotations
 
+import _random
 import enum
+import random
 from typing import Any, NamedTuple, cast
 
 import numpy as np
+import torch
 from torch.utils.data._utils import worker as torch_worker
 
 
@@ -147,3 +154,65 @@ class BatchSeeds:
             return generate(self.key.epoch_seed, self._number)
         # One word: 1.3 µs, against 8.7 µs for two.
         return self.seed(place, NUMPY) & 0xFFFFFFFF
+
+
+class TorchStream:
+    """The thread's generator of torch or, for a while, torch's default one in its place."""
+
+    __slots__ = ("_own", "at", "generator", "is_default")
+
+    def __init__(self) -> None:
+        self.generator = self._own = torch.Generator()
+        self.is_default = False
+        """Whether torch's default generator stands in."""
+        self.at: int | None = None
+        """The place in the batch for which it was seeded; None = it is to be seeded."""
+
+    def take_default(self) -> None:
+        """Draw from torch's default generator from here on."""
+        self.generator, self.is_default = torch.default_generator, True
+
+    def leave_default(self) -> None:
+        """Draw from the thread's own generator from here on."""
+        self.generator, self.is_default, self.at = self._own, False, None
+
+    def seed(self, place: int, seeds: BatchSeeds) -> None:
+        """Seed the generator for a place."""
+        self.generator.manual_seed(seeds.seed(place, TORCH))
+        self.at = place
+
+
+class PythonStream:
+    """The thread's generator of ``random``."""
+
+    __slots__ = ("at", "generator")
+    generator: random.Random
+
+    def __init__(self) -> None:
+        self.at: int | None = None
+
+    def seed(self, place: int, seeds: BatchSeeds) -> None:
+        """Seed the generator for a place."""
+        if not hasattr(self, "generator"):
+            self.generator = random.Random(0)
+        generator = self.generator
+        _random.Random.seed(generator, seeds.seed(place, PYTHON))  # its own method takes longer
+        generator.gauss_next = None  # type: ignore[attr-defined]  # Random's, without a type
+        self.at = place
+
+
+class NumpyStream:
+    """The thread's generator of ``numpy.random``."""
+
+    __slots__ = ("at", "generator")
+    generator: np.random.RandomState
+
+    def __init__(self) -> None:
+        self.at: int | None = None
+
+    def seed(self, place: int, seeds: BatchSeeds) -> None:
+        """Seed the generator for a place."""
+        if not hasattr(self, "generator"):
+            self.generator = np.random.RandomState(0)
+        self.generator.seed(seeds.for_numpy(place))
+        self.at = place
