@@ -16,7 +16,6 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from .checkpoint.epoch import BaseSeed, EpochStart, HandedOut, LookAhead
 from .checkpoint.order import END, Order, next_index
-from .checkpoint.passes import pass_of_workers
 from .checkpoint.resume_state import (
     draw_again_from,
     drawing_of,
@@ -27,7 +26,7 @@ from .checkpoint.resume_state import (
     skipped,
     tell_order,
 )
-from .checkpoint.user_state import WorkerState
+from .checkpoint.user_state import WorkerState, pass_of_workers
 from .error_notes import add_thread_note
 from .fetching.bad_samples import SkippedSamples, Tolerance
 from .rng.keys import StreamKey, epoch_seed

@@ -16,14 +16,16 @@ from torch.utils.data import IterableDataset
 
 from ..engine.recorder import new_pipeline_number
 from ..objects.copies import shallow_copy
-from .checkpoint.passes import (
+from .checkpoint.resume_state import before_first_epoch, generators_of, left_for_another
+from .checkpoint.user_state import (
     check_no_passes_inside,
+    give_state,
     has_passes,
+    keeps_state,
     left_for_another_pass,
     name_saved_pass,
+    state_of,
 )
-from .checkpoint.resume_state import before_first_epoch, generators_of, left_for_another
-from .checkpoint.user_state import give_state, keeps_state, state_of
 from .sampling.sampler_chain import epoch_of, keeper_of_unknown_epoch, set_sampler_epoch
 from .user_warnings import GilWatch, warn
 

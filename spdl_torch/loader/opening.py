@@ -39,8 +39,7 @@ def import_workers(loader: DataLoader[Any]) -> None:
     functions = loader.collate_fn, loader.worker_init_fn
     on_threads = loader.isolation == "thread" or (
         loader.isolation == "auto"
-        # Without a look at all data, which comes with the first epoch.
-        and vouching_for(loader.dataset, *functions, is_data=lambda _: True).is_safe
+        and vouching_for(loader.dataset, *functions, looks_at_data=False).is_safe
     )
     with collected_later():
         if on_threads:

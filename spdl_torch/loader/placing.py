@@ -16,17 +16,23 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
+import types
+from collections import OrderedDict
+from enum import Enum
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch.utils.data import TensorDataset, default_collate, default_convert
 
+from ..objects.kinds import PLAIN_VALUES
+from ..objects.members import Unfinished, members, walk
 from ..observe.verdict.placement import Placement
-from .known_parts import CONTAINERS, is_plain_data, is_stateless
 from .rng.patches import install
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterable
 
 
 def starts_threads(given: Any) -> bool:
@@ -82,6 +88,8 @@ KNOWN = {
     ),
 }
 
+CONTAINERS = (list, tuple, range, np.ndarray, torch.Tensor)
+
 _DEEPEST = 20  # a bound, should a dataset contain itself
 
 
@@ -90,11 +98,11 @@ def vouching_for(
     collate_fn: Any,
     worker_init_fn: Any,
     *,
-    is_data: Callable[[Any], bool] = is_plain_data,
+    looks_at_data: bool = True,
 ) -> Vouching:
-    """Look at a loader's dataset and functions. ``is_data``: says whether a container holds nothing
-    but data, for which by default every object in it is looked at."""
-    found = _look(dataset, is_data, _DEEPEST)
+    """Look at a loader's dataset and functions. ``looks_at_data``: and at every object of a list;
+    else it is taken to hold data."""
+    found = _look(dataset, looks_at_data, _DEEPEST)
     if not found.is_safe or found.covers_functions:
         return found
     # Without default_collate, which copies, a batch may be the dataset's own memory. Groups are
@@ -112,7 +120,7 @@ def name_of(value: Any) -> str:
     return getattr(value, "__qualname__", None) or type(value).__qualname__
 
 
-def _look(dataset: Any, is_data: Callable[[Any], bool], depth: int) -> Vouching:
+def _look(dataset: Any, looks_at_data: bool, depth: int) -> Vouching:
     declared = _declared(dataset)
     if declared is not None:
         if not declared:
@@ -120,8 +128,9 @@ def _look(dataset: Any, is_data: Callable[[Any], bool], depth: int) -> Vouching:
         return Vouching(declaring=dataset, covers_functions=True)
     kind = type(dataset)
     if kind in CONTAINERS:
+        is_data = not looks_at_data or is_plain_data(dataset)
         other = f"{name_of(dataset)}, which holds objects other than data,"
-        return Vouching(unknown="" if is_data(dataset) else other)
+        return Vouching(unknown="" if is_data else other)
     if kind is TensorDataset:
         is_plain = set(map(type, dataset.tensors)) <= {torch.Tensor}
         return Vouching(unknown="" if is_plain else name_of(dataset))
@@ -134,7 +143,7 @@ def _look(dataset: Any, is_data: Callable[[Any], bool], depth: int) -> Vouching:
     if parts.datasets == "dataset":
         inner = (inner,)
     members = inner.values() if isinstance(inner, dict) else inner
-    found = [_look(each, is_data, depth - 1) for each in members]
+    found = [_look(each, looks_at_data, depth - 1) for each in members]
     for each in found:
         if not each.is_safe:
             return each
@@ -262,3 +271,110 @@ def _in_processes(num_workers: int, reason: str, remedy: str) -> Placement:
     return Placement(
         num_workers=num_workers, num_processes=num_workers, reason=reason, remedy=remedy
     )
+
+
+# What threads may share without a word of the user's: datasets that are lists and arrays of nothing
+# but data, and the libraries' functions, which keep no state from one sample to the next. None of
+# the user's code runs here.
+
+_MOST_OBJECTS = 2_000_000
+"""The most objects that are examined, at 15 to 50 ns each."""
+_SEQUENCES = (list, tuple, set, frozenset)
+_VALUES = PLAIN_VALUES | {np.ndarray, np.memmap, torch.Tensor, dict, *_SEQUENCES}
+
+_MOST_PARTS = 10_000  # of a function
+_PARTS = PLAIN_VALUES | {torch.Tensor, dict, OrderedDict, *_SEQUENCES}
+_LIBRARIES = ("torch", "torchvision", "spdl_torch")
+
+
+def is_plain_data(dataset: Any) -> bool:
+    """Return whether a container holds nothing but numbers, strings, arrays, tensors and plain
+    containers of these. Looking any of them up then runs no code that could keep state.
+    """
+    groups = _groups([dataset], {type(dataset)})
+    num_seen = 0
+    while groups:
+        kind, values = groups.pop()
+        num_seen += sum(map(len, values))
+        if num_seen > _MOST_OBJECTS:  # before a look at any of them
+            return False
+        kinds = set(map(type, _members(kind, values)))  # in C, and without a list of them all
+        if not all(map(_is_data, kinds)):
+            return False
+        if any(map(_may_hold_objects, kinds)):
+            groups += _groups(list(_members(kind, values)), kinds)
+    return True
+
+
+def _groups(values: list[Any], kinds: set[type]) -> list[tuple[type, list[Any]]]:
+    """Return the containers among the values, by type; arrays of objects are lists of these."""
+    found = []
+    for kind in filter(_may_hold_objects, kinds):
+        same: list[Any] = [value for value in values if type(value) is kind]
+        if kind is np.ndarray:
+            same = [each.ravel().tolist() for each in same if each.dtype.hasobject]
+        found.append((list if kind is np.ndarray else kind, same))
+    return found
+
+
+def _members(kind: type, values: list[Any]) -> Iterable[Any]:
+    """Return what containers of one type hold."""
+    if kind is dict:
+        return chain(chain.from_iterable(values), chain.from_iterable(map(dict.values, values)))
+    return chain.from_iterable(values)
+
+
+def _may_hold_objects(kind: type) -> bool:
+    return kind in _SEQUENCES or kind in (dict, np.ndarray) or _is_named_tuple(kind)
+
+
+def _is_data(kind: type) -> bool:
+    return kind in _VALUES or issubclass(kind, np.generic) or _is_named_tuple(kind)
+
+
+def _is_named_tuple(kind: type) -> bool:
+    """Return whether a type is a namedtuple whose entries are looked up like any tuple's."""
+    own = (kind.__getitem__, kind.__iter__) if issubclass(kind, tuple) else ()
+    return hasattr(kind, "_fields") and own == (tuple.__getitem__, tuple.__iter__)
+
+
+def is_stateless(function: Any) -> bool:
+    """Return whether a transform or loader is None, or torchvision's, ours, or an exact
+    ``nn.Sequential``, and holds nothing but the same and data: no function of the user's, not even
+    as a hook or an argument.
+    """
+    try:
+        found = walk([("", function)], members, _MOST_PARTS, values=True)
+        return all(_keeps_nothing(each) for _, each in found)
+    except Unfinished:
+        return False
+
+
+def _keeps_nothing(value: Any) -> bool:
+    kind = type(value)
+    if kind is np.ndarray:
+        return not value.dtype.hasobject
+    if isinstance(value, type | types.FunctionType):
+        return _is_libraries(value)
+    if isinstance(value, Enum):
+        return _is_libraries(kind)
+    return kind in _PARTS or issubclass(kind, np.generic) or _is_transform(kind)
+
+
+def _is_transform(kind: type) -> bool:
+    if kind is torch.nn.Sequential:
+        return True
+    is_ours = kind.__module__ == "spdl_torch.nn"
+    return (is_ours or kind.__module__.startswith("torchvision.transforms.")) and _is_libraries(
+        kind
+    )
+
+
+def _is_libraries(value: Any) -> bool:
+    """Return whether a library has this very class or function under its name: a wrapper, such as
+    ``lru_cache``, has that name but is another object.
+    """
+    module = str(value.__module__)  # of a function that was made by hand it may be None
+    if module.partition(".")[0] not in _LIBRARIES:
+        return False
+    return getattr(sys.modules.get(module), value.__qualname__, None) is value

@@ -16,7 +16,7 @@ from torchvision.datasets.folder import pil_loader
 from torchvision.transforms import functional as F, v2
 
 from spdl_torch import DataLoader, DistributedSampler, ImageFolder
-from spdl_torch.loader.known_parts import is_stateless
+from spdl_torch.loader.placing import is_stateless
 
 
 class Declared(Images):

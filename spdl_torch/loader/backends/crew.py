@@ -9,6 +9,7 @@ Nothing here refers to the iterator that the trainer holds, so dropping it ends 
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from functools import partial
 from math import inf
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from .activity import Activity
     from .backend import LoadSpec
     from .transfer_stage import Forwarder
+
+_logger = logging.getLogger("spdl_torch.data")
 
 JOIN_SECONDS = 1.0  # idle workers end at once; a longer wait would hide a hang
 _UNDER_WAY_SECONDS = 5.0  # for the samples that threads are making, as close() says
@@ -77,6 +80,7 @@ class Crew(Backend):
         self.stats: CrewStats = CrewStats(stage)
         self._epoch: Epoch | None = None
         self.is_stopped = False
+        self._is_whole = True  # False once the system had nothing for one more worker
         # A weak reference: with a strong one only a garbage collection would free the workers, and
         # the dataset with them.
         self._threads = ThreadGroup(weakly(self.request_stop))
@@ -226,6 +230,16 @@ class Crew(Backend):
             # Free the batches that nobody will take: a kept error's frames may hold the workers.
             self._epoch = None
             self._end()
+
+    def _stay(self, what: str, error: Exception) -> None:
+        """Have as many workers as there are from now on: the system had no ``what`` for another."""
+        self._is_whole = False
+        _logger.warning(
+            "DataLoader: no %s could be started for one more worker (%s); the others go on, and "
+            "their number stays.",
+            what,
+            error,
+        )
 
     def stop(self) -> None:
         """``request_stop``, and wait for the workers, who have nothing left to do but the samples

@@ -63,7 +63,6 @@ class Threads(Crew):
         super().__init__(spec, stage, placement)
         self.activities = [Activity() for _ in range(spec.announced_workers)]
         self._death: BaseException | None = None  # of a thread, through no fault of the dataset
-        self._is_whole = True  # False once the system had no thread for a worker
         # A queue of epochs for each running worker. Workers remove their own when they leave, so
         # iterate over a copy.
         self._epochs = {n: Channel[Epoch](MAX_EPOCHS_WAITING) for n in range(spec.num_workers)}
@@ -133,7 +132,6 @@ class Threads(Crew):
             self._epochs[number] = Channel(MAX_EPOCHS_WAITING)
             self._epochs[number].put(epoch)
         if missing := self._start_threads(joining) if joining else 0:
-            self._is_whole = False
             self._set_size(num_workers - missing, max_outstanding)
         return self._spec.num_workers
 
@@ -192,11 +190,7 @@ class Threads(Crew):
                         raise
                     self._epochs.pop(number)
                     missing += 1
-                    _logger.warning(
-                        "DataLoader: no thread could be started for one more worker (%s); the "
-                        "others go on, and their number stays.",
-                        error,
-                    )
+                    self._stay("thread", error)
                 else:
                     num_started += 1
             for _ in range(num_started):

@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import get_worker_info
 
 from ...engine.failures import attach_note
-from ..checkpoint.passes import begun, give_state_between_epochs, has_passes
-from ..checkpoint.user_state import OwnState, WorkerState, ended_early, give_state
+from ..checkpoint.user_state import (
+    OwnState,
+    WorkerState,
+    begun,
+    ended_early,
+    give_state,
+    give_state_between_epochs,
+    has_passes,
+)
 from ..error_notes import add_thread_note, is_of_handler, is_users
 from .bad_samples import too_many_in_a_row
 from .samples import items_into

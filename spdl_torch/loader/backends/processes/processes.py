@@ -94,7 +94,6 @@ class Processes(Crew):
         self._spared: tuple[WorkerProcess, ...] = ()
         self._next = 0  # of the child whose turn it is among equals
         self._has_turns = spec.has_turns
-        self._is_whole = True  # False once a child that was to join could not be started
         self._deaths = Counter[int]()  # in this epoch, by the number of the batch that was next
         self._lost: tuple[WorkerProcess, str] | None = None  # whose end ends it, and its next batch
         _live.add(self)
@@ -348,12 +347,7 @@ class Processes(Crew):
         try:
             self._start(child)
         except Exception as error:
-            self._is_whole = False
-            _logger.warning(
-                "DataLoader: no process could be started for one more worker (%s); the others go "
-                "on, and their number stays.",
-                error,
-            )
+            self._stay("process", error)
             return False
         self._put(child)  # not before: the epoch ends with one that cannot be started
         self._have_heard(child)
