@@ -103,9 +103,8 @@ def add_thread_note(error: BaseException, where: str, what: str = "") -> None:
 
 def noted_sample(error: BaseException, index: Any) -> BaseException:
     """Return the error of a map-style dataset's sample, with a note."""
-    error = not_stop_iteration(error, f"dataset[{describe(index)}]")
-    add_thread_note(error, "in the dataset", f"sample index {describe(index)}")
-    return error
+    key = describe(index)
+    return noted_call(error, f"dataset[{key}]", "in the dataset", f"sample index {key}")
 
 
 # These functions return the error instead of raising it: a frame in the error's traceback with a

@@ -22,7 +22,7 @@ from torch.utils.data import IterableDataset
 
 from ..engine import channel
 from ..errors import PipelineFailure, PipelineStopped
-from .backends.backend import Draws, LoadSpec
+from .backends.backend import LoadSpec
 from .backends.jobs import NO_BATCHES, Dealing, Exhausted, Failed, Loaded, NoBatch
 from .checkpoint.epoch import Given, Told
 from .epoch_iterator import EpochIterator
@@ -141,7 +141,8 @@ class LoaderIterator(EpochIterator):
             max_outstanding=_max_outstanding(loader),
             in_order=loader.in_order,
             stats=loader.stats,
-            draws=Draws(self._key.epoch_seed, loader.rng == "sample"),
+            base_seed=self._key.epoch_seed,
+            per_sample=loader.rng == "sample",
             worker_init_fn=loader.worker_init_fn,
             finalize=pin,
             pipeline_number=loader._state.figures.pipeline_number,

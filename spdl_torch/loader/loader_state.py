@@ -217,16 +217,12 @@ class LoaderPosition:
                     "state in workers. Load it into a loader that is made as it was then."
                 )
             give_state(loader.dataset, resume.dataset, "dataset")
-        if resume.workers and not isinstance(loader.dataset, IterableDataset):
+        is_within, is_iterable = not resume.finished, isinstance(loader.dataset, IterableDataset)
+        if bool(resume.workers) != is_iterable and (resume.workers or is_within):
+            then, now = ("a map-style", "iterable") if is_iterable else ("an iterable", "map-style")
             raise ValueError(
-                "load_state_dict: workers: the state is of an iterable dataset, "
-                f"{type(loader.dataset).__name__} is map-style. Make the loader as it was then."
-            )
-        is_within = not resume.finished
-        if is_within and not resume.workers and isinstance(loader.dataset, IterableDataset):
-            raise ValueError(
-                "load_state_dict: workers: the state is of a map-style dataset, "
-                f"{type(loader.dataset).__name__} is iterable. Make the loader as it was then."
+                f"load_state_dict: workers: the state is of {then} dataset, "
+                f"{type(loader.dataset).__name__} is {now}. Make the loader as it was then."
             )
         if is_within and (loader.num_workers == 0 or loader.persistent_workers):
             check_no_passes_inside(loader.dataset, resume)

@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset
 
 from spdl_torch import DataLoader
 from spdl_torch.loader.fetching.collating import odd_sample
-from spdl_torch.loader.stats import remarks
+from spdl_torch.loader.stats import figures
 
 
 class RaggedRows(Rows):
@@ -125,7 +125,7 @@ def test_report_recommends_to_keep_processes_that_epochs_start_anew(
     options, is_recommended, monkeypatch
 ):
     """From the second epoch on, and only where there is something to keep."""
-    monkeypatch.setattr(remarks, "_VISIBLE_START", -math.inf)  # however long it takes
+    monkeypatch.setattr(figures, "_VISIBLE_START", -math.inf)  # however long it takes
     loader = DataLoader(range(12), batch_size=4, num_workers=1, **options)
     for expected in (False, is_recommended):
         assert len(list(loader)) == 3

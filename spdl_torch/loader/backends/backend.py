@@ -22,15 +22,6 @@ if TYPE_CHECKING:
     from .jobs import Failed, Result
 
 
-class Draws(NamedTuple):
-    """How the workers of a loader draw random numbers."""
-
-    base_seed: int
-    per_sample: bool
-    """True: each sample has its own random stream. False: each worker has one stream for all its
-    work, and makes whole batches."""
-
-
 class LoadSpec(NamedTuple):
     """The loader's configuration when iteration began."""
 
@@ -39,7 +30,11 @@ class LoadSpec(NamedTuple):
     max_outstanding: int
     """The limit of jobs given out and not yet received: ``prefetch_factor * num_workers``."""
     in_order: bool
-    draws: Draws
+    base_seed: int
+    """The seed of the epoch's random streams when iteration began."""
+    per_sample: bool
+    """True: each sample has its own random stream. False: each worker has one stream for all its
+    work, and makes whole batches."""
     worker_init_fn: Callable[[int], None] | None
     stats: bool
     finalize: Callable[[Any], Any] | None
@@ -70,7 +65,7 @@ class LoadSpec(NamedTuple):
     @property
     def has_turns(self) -> bool:
         """Whether it matters which worker makes which batch: they take turns, as in torch."""
-        return self.recipe.iterable or not self.draws.per_sample
+        return self.recipe.iterable or not self.per_sample
 
 
 class Backend(ABC):

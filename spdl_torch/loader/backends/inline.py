@@ -47,8 +47,8 @@ class InlineWorker(Backend):
         self._streams: SampleStreams | None = None
         self._owned: OwnedGenerators | None = None
         self._borrowers = borrowers_in(recipe.dataset)
-        if spec.draws.per_sample:
-            self._streams = SampleStreams(spec.draws.base_seed)
+        if spec.per_sample:
+            self._streams = SampleStreams(spec.base_seed)
             owned = OwnedGenerators(recipe.dataset, recipe.collate_fn)
             self._owned = owned or None
             self._streams.seed_owned(owned)
@@ -59,7 +59,7 @@ class InlineWorker(Backend):
         self, key: StreamKey, workers: Sequence[WorkerState], order: Order
     ) -> tuple[ConsumerRing, Sized]:
         """Begin an epoch; see ``Backend``. Raises: what ``iter(dataset)`` raises."""
-        fetch_cell, collate_cell = self.stats.new_cells(enabled=self._spec.stats)
+        fetch_cell, collate_cell = self.stats.counts.new_cells(enabled=self._spec.stats)
         record_parts(self.stats.consumer, fetch=fetch_cell, collate=collate_cell)
         self._maker = self._within_streams(
             BatchMaker,

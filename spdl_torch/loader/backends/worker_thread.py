@@ -69,7 +69,7 @@ class Worker:
         self._copying = copying
         self._cells = cells
         self._could_not_start = could_not_start
-        self._streams = SampleStreams(spec.draws.base_seed, number)
+        self._streams = SampleStreams(spec.base_seed, number)
         self._dataset: Any = None
         self._has_begun = False
 
@@ -96,7 +96,7 @@ class Worker:
         info = acting_as_worker(
             number,
             spec.announced_workers,
-            spec.draws.base_seed,
+            spec.base_seed,
             recipe.dataset,
             is_process=self._copying is None,
         )
@@ -127,7 +127,7 @@ class Worker:
         collate_fn = recipe.collate_fn
         if copying is not None:
             collate_fn = own_function(collate_fn, recipe.dataset, dataset, copying)
-        if self._spec.draws.per_sample:
+        if self._spec.per_sample:
             self._streams.seed_owned(OwnedGenerators(dataset, collate_fn))
         return recipe._replace(dataset=dataset, collate_fn=collate_fn), broken
 
@@ -135,7 +135,7 @@ class Worker:
         dataset = self._spec.recipe.dataset
         if self._copying is not None:
             dataset = own_copy(dataset, self._copying)
-        for each in borrowers_in(dataset) if self._spec.draws.per_sample else ():
+        for each in borrowers_in(dataset) if self._spec.per_sample else ():
             each.sample_context = SampleContexts(self._streams)
         return dataset
 
@@ -196,7 +196,7 @@ class Worker:
         step = f"iter({type(spec.recipe.dataset).__name__})"
         make = partial(
             make_batches,
-            key=epoch.key_of(number) if spec.draws.per_sample else None,
+            key=epoch.key_of(number) if spec.per_sample else None,
             resume=epoch.workers[number] if spec.recipe.iterable else None,
         )
         made, failure = self._tried(step, f"in {step}", make)

@@ -19,7 +19,6 @@ from .counts import LoopClock, Measured, Queues, Readings, WorkerCounts
 from .figures import report_of, stats_of
 
 if TYPE_CHECKING:
-    from ...engine.counters import TaskCell
     from ...engine.recorder import FlightRecorder
     from ...engine.statistics import PipelineStats
     from ...engine.timeline import Timeline
@@ -174,7 +173,7 @@ class InlineStats(EpochStats):
         self, recorder: FlightRecorder, dataset: Any, stage: DeviceStage | None = None
     ) -> None:
         super().__init__(stage)
-        self._counts = WorkerCounts(1, dataset)
+        self.counts = WorkerCounts(1, dataset)
         self.recorder = recorder
         recorder.belongs_to(self)
         self.consumer = recorder.new_consumer_ring(0)
@@ -183,13 +182,9 @@ class InlineStats(EpochStats):
         self._probes_before = probe_counters_of(self._thread)
         self._at_end: tuple[ProbeCounters, int] | None = None
 
-    def new_cells(self, *, enabled: bool) -> tuple[TaskCell | None, ...]:
-        """Return the cells in which the thread counts its fetching and its collating."""
-        return self._counts.new_cells(enabled=enabled)
-
     def end(self) -> None:
         """Stop the epoch's clock."""
-        for stage in filter(None, (self._counts.fetch, self._counts.collate, self._transfer)):
+        for stage in filter(None, (self.counts.fetch, self.counts.collate, self._transfer)):
             stage.end()
         self.consumer.end()
         self._at_end = self._at_end or self._now()
@@ -205,7 +200,7 @@ class InlineStats(EpochStats):
 
     def _measured(self, *, run_delays: bool = True) -> Measured:
         probes, sampling_ns = self._at_end or self._now(run_delays=run_delays)
-        counts = self._counts
+        counts = self.counts
         fetch, collate = counts.fetch.counters(), counts.collate.counters()
         transfer = self._transferred()
         no_queue, elapsed_ns = QueueCounters(), max(1, fetch.elapsed_ns)

@@ -93,7 +93,7 @@ def _run_worker(trainer: Trainer, asked: OwnedSocket, beginning: Beginning) -> N
     try:
         spec = _opened(beginning, trainer)
         threading.current_thread().name = f"spdl-worker-{number}"
-        _seed_process(spec.draws.base_seed, number)
+        _seed_process(spec.base_seed, number)
         activity = start_guard(asked, beginning.page)
         what = "the worker process failed"
         use_one_intra_op_thread()

@@ -65,9 +65,9 @@ class Hearing:
     """The processes of a loader as one reader hears them: the loop's thread, or one that passes
     the batches on. Others may ask it to look again with ``wake``."""
 
-    def __init__(self, *, is_the_loops: bool) -> None:
-        """``is_the_loops``: whether the loop's thread reads; it alone writes."""
-        self.is_the_loops = is_the_loops
+    def __init__(self) -> None:
+        self.is_the_loops = True
+        """Whether the loop's thread reads; it alone writes."""
         self.children: Mapping[int, WorkerProcess] = {}
         """The processes by number. Replaced and never changed, so any thread may go through it."""
         self.results: deque[_Heard] = deque()

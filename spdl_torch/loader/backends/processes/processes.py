@@ -73,7 +73,7 @@ class Processes(Crew):
         """``unpacking``: what is known of earlier epochs. ``context``: see ``context_of``."""
         self._unpacking = unpacking
         self._finalize = spec.finalize
-        passed_on = stage or (Forwarder() if spec.finalize or unpacking.is_long else None)
+        passed_on = stage or (Forwarder() if spec.finalize else None)
         super().__init__(spec._replace(finalize=None, device_index=None), passed_on, placement)
         # One bound for the slabs of all. They are locked only for a device stage, which knows when
         # the GPU has copied. Otherwise pin_memory() has to find pageable memory: it then copies
@@ -84,9 +84,7 @@ class Processes(Crew):
         self._context = context_of(context)
         # Whether children are copies of this process and of the thread that starts them.
         self._are_copies = forks(self._context)
-        if passed_on is not None:
-            self.look_seconds = _LOOK_SECONDS
-        self.hearing = Hearing(is_the_loops=passed_on is None)
+        self.hearing = Hearing()
         self.counts: ProcessCounts = ProcessCounts(spec.num_workers, self.hearing)
         self._numbers = range(spec.num_workers)  # of the workers that do not leave
         # Those that get no jobs while others can make them: those that replace killed ones, until
@@ -104,8 +102,9 @@ class Processes(Crew):
         """Begin an epoch; see ``Crew``. From here on a thread unpacks the batches if that took the
         loop long in the last one: it would not do it while it waits for its device."""
         if self._unpacking.is_long and self._stage is None:
-            self._stage, self.look_seconds = Forwarder(), _LOOK_SECONDS
-            self.hearing.is_the_loops = False
+            self._stage = Forwarder()
+        if self._stage is not None:
+            self.look_seconds, self.hearing.is_the_loops = _LOOK_SECONDS, False
         return super().begin(key, workers, order)
 
     def _prepare(self, key: StreamKey, workers: Sequence[WorkerState]) -> None:
