@@ -14,10 +14,11 @@ from ..errors import UnsupportedOptionError
 from .backends.transfer_stage import check_device
 
 if TYPE_CHECKING:
-    import torch
+    from .dataloader import DataLoader
 
 
 def check_arguments(
+    loader: DataLoader[Any],
     dataset: object,
     *,
     num_workers: Any,
@@ -28,10 +29,9 @@ def check_arguments(
     collate_fn: object,
     worker_init_fn: object,
     generator: object,
-    stats: object,
-    snapshot_every_n_steps: Any,
 ) -> None:
-    """Refuse values of the wrong type on which torch would fail later, or less clearly.
+    """Refuse values of the wrong type on which torch would fail later, or less clearly. ``loader``:
+    it has the options that are not torch's.
 
     Values that torch refuses with a clear message, such as ``num_workers=-1``, are left to it.
     Raises: TypeError; UnsupportedOptionError.
@@ -63,8 +63,8 @@ def check_arguments(
             f"DataLoader: generator must be a torch.Generator or None, got {generator!r}. Pass "
             "torch.Generator().manual_seed(number), or the number as seed=."
         )
-    if not isinstance(stats, bool):
-        raise TypeError(f"DataLoader: stats must be True or False, got {stats!r}.")
+    if not isinstance(loader.stats, bool):
+        raise TypeError(f"DataLoader: stats must be True or False, got {loader.stats!r}.")
     if not isinstance(dataset, IterableDataset) and not any(
         hasattr(dataset, name) for name in ("__getitem__", "__getitems__", "__len__")
     ):
@@ -73,21 +73,15 @@ def check_arguments(
             f"{type(dataset).__name__}. Put an iterator into an IterableDataset that makes it anew "
             "in each __iter__."
         )
-    if snapshot_every_n_steps != 1:
+    steps = loader.snapshot_every_n_steps
+    if steps != 1:
         raise UnsupportedOptionError(
-            f"DataLoader: snapshot_every_n_steps={snapshot_every_n_steps!r} is torchdata's. Leave "
-            "it out: state_dict() is exact after every batch, and no snapshots are taken."
+            f"DataLoader: snapshot_every_n_steps={steps!r} is torchdata's. Leave it out: "
+            "state_dict() is exact after every batch, and no snapshots are taken."
         )
 
 
-def check_options(
-    dataset: object,
-    num_workers: object,
-    device: torch.device | str | int | None,
-    isolation: object,
-    seed: object,
-    rng: object,
-) -> None:
+def check_options(loader: DataLoader[Any], dataset: object, num_workers: object) -> None:
     """Refuse what this release cannot honour, and say what to do instead.
 
     Raises: UnsupportedOptionError; what ``check_device`` raises.
@@ -97,12 +91,8 @@ def check_options(
             f"DataLoader: dataset must not be a DataPipe, got {type(dataset).__name__}. torch has "
             "deprecated DataPipes; pass a Dataset or an IterableDataset."
         )
-    check_device(device)
-    _check_isolation(num_workers, isolation)
-    _check_random_options(num_workers, seed, rng)
-
-
-def _check_isolation(num_workers: object, isolation: object) -> None:
+    check_device(loader.device)
+    isolation: Any = loader.isolation
     if isolation not in ("auto", "thread", "process"):
         raise UnsupportedOptionError(
             f'DataLoader: isolation must be "auto", "thread" or "process", got {isolation!r}.'
@@ -112,12 +102,32 @@ def _check_isolation(num_workers: object, isolation: object) -> None:
             'DataLoader: isolation="process" has no effect with num_workers=0, which loads in the '
             "calling thread. Pass num_workers=1 or more, or leave isolation out."
         )
+    seed: Any = loader.seed
+    rng: Any = loader.rng
+    if rng not in ("sample", "worker"):
+        raise UnsupportedOptionError(
+            f'DataLoader: rng must be "sample" or "worker", got {rng!r}. The default, "sample", '
+            "gives every sample a random stream of its own."
+        )
+    is_integer = isinstance(seed, numbers.Integral) and not isinstance(seed, bool)
+    if not (seed is None or is_integer):
+        raise UnsupportedOptionError(
+            f"DataLoader: seed must be an integer or None, got {seed!r}. With None the random "
+            "streams are seeded from generator=, as in torch."
+        )
+    if seed is not None and rng == "worker" and num_workers == 0:
+        raise UnsupportedOptionError(
+            f'DataLoader: seed={seed!r} has no effect with rng="worker" and num_workers=0: there '
+            "torch draws from the global generators. Leave rng out, or seed with "
+            "torch.manual_seed()."
+        )
+    _check_error_options(loader, dataset)
 
 
-def check_error_options(
-    dataset: object, on_error: object, error_budget: Any, replace: bool
-) -> None:
+def _check_error_options(loader: DataLoader[Any], dataset: object) -> None:
     """Refuse options for bad samples that contradict each other. Raises: UnsupportedOptionError."""
+    on_error: Any = loader.on_error
+    error_budget, replace = loader.error_budget, loader.replace
     if on_error not in ("raise", "skip"):
         raise UnsupportedOptionError(
             f'DataLoader: on_error must be "raise" or "skip", got {on_error!r}.'
@@ -146,27 +156,6 @@ def _is_share(value: Any) -> bool:
     from fractions import Fraction  # imports decimal, for an option that few give
 
     return isinstance(value, float | Fraction) and 0 < value <= 1
-
-
-def _check_random_options(num_workers: object, seed: object, rng: object) -> None:
-    if rng not in ("sample", "worker"):
-        raise UnsupportedOptionError(
-            f'DataLoader: rng must be "sample" or "worker", got {rng!r}. The default, "sample", '
-            "gives every sample a random stream of its own."
-        )
-    if seed is None:
-        return
-    if not isinstance(seed, numbers.Integral) or isinstance(seed, bool):
-        raise UnsupportedOptionError(
-            f"DataLoader: seed must be an integer or None, got {seed!r}. With None the random "
-            "streams are seeded from generator=, as in torch."
-        )
-    if rng == "worker" and num_workers == 0:
-        raise UnsupportedOptionError(
-            f'DataLoader: seed={seed!r} has no effect with rng="worker" and num_workers=0: there '
-            "torch draws from the global generators. Leave rng out, or seed with "
-            "torch.manual_seed()."
-        )
 
 
 def refuse_foreign_state(state: object) -> None:

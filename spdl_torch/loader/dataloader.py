@@ -14,7 +14,6 @@ from ..observe.store.epoch_watchers import between_epochs, tells_epochs
 from . import opening as backends
 from .arguments import (
     check_arguments,
-    check_error_options,
     check_options,
     refuse_foreign_state,
 )
@@ -147,21 +146,6 @@ class DataLoader(TorchDataLoader[T_co]):
                 'DataLoader: num_workers="auto" needs figures to go by, got stats=False. Leave it '
                 "out, or pass a number of threads."
             )
-        check_arguments(
-            dataset,
-            num_workers=num_workers,
-            timeout=timeout,
-            prefetch_factor=prefetch_factor,
-            sampler=sampler,
-            batch_sampler=batch_sampler,
-            collate_fn=collate_fn,
-            worker_init_fn=worker_init_fn,
-            generator=generator,
-            stats=stats,
-            snapshot_every_n_steps=snapshot_every_n_steps,
-        )
-        check_options(dataset, num_workers, device, isolation, seed, rng)
-        check_error_options(dataset, on_error, error_budget, replace)
         # Lightning copies a loader from its attributes, so each parameter stays under its own
         # public name, as it was given.
         self.device = device
@@ -173,6 +157,19 @@ class DataLoader(TorchDataLoader[T_co]):
         self.replace = replace
         self.stats = stats
         self.snapshot_every_n_steps = snapshot_every_n_steps
+        check_arguments(
+            self,
+            dataset,
+            num_workers=num_workers,
+            timeout=timeout,
+            prefetch_factor=prefetch_factor,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            collate_fn=collate_fn,
+            worker_init_fn=worker_init_fn,
+            generator=generator,
+        )
+        check_options(self, dataset, num_workers)
         self._state = LoaderState()
         super().__init__(
             dataset,
