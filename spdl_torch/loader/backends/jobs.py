@@ -87,7 +87,8 @@ def result_of(
             batch = finalize(batch)
         if maker.items is None and tries is None:  # most batches
             return Loaded(number, batch)
-        maker.forget_bad()
+        if tries is not None:
+            maker.forget_bad()
         return Loaded(number, batch, maker.progress(wanted=wanted), tries)
     except NoGoodSample as nothing:
         maker.forget_bad()

@@ -40,8 +40,9 @@ class ProcessCounts:
         self.workers = ThreadCount(num_workers)
         self._hearing = weakref.ref(hearing)  # which has the children
         self._rows: ProcessRows | None = None  # of the epoch that began last
-        self._killed: list[bytes] = []  # the last readings of children that were killed
-        self._left: list[bytes] = []  # and of those that left
+        self.num_replaced = 0
+        """The number of children that were killed in this epoch, and replaced."""
+        self._gone: list[bytes] = []  # the last readings of these, and of those that left
 
     @property
     def children(self) -> list[WorkerProcess]:
@@ -49,24 +50,20 @@ class ProcessCounts:
         hearing = self._hearing()
         return [] if hearing is None else list(hearing.children.values())
 
-    @property
-    def num_replaced(self) -> int:
-        """The number of children that were killed in this epoch, and replaced."""
-        return len(self._killed)
-
     def replaced(self, child: WorkerProcess) -> None:
         """Keep what a child that was killed has counted."""
-        self._killed.append(child.latest or b"")
+        self._gone.append(child.latest or b"")
+        self.num_replaced += 1
 
     def left(self, child: WorkerProcess) -> None:
         """Keep what a child that is about to end has counted and recorded."""
         if self._rows is not None:
             self._rows.keep(child)
-        self._left.append(child.latest or b"")
+        self._gone.append(child.latest or b"")
 
     def begin(self, epoch: Epoch) -> None:
         """Count an epoch from now on."""
-        self._killed, self._left = [], []
+        self._gone, self.num_replaced = [], 0
         self._rows = ProcessRows(self)
         epoch.recorder.completed_by(self._rows.completed)
 
@@ -95,7 +92,7 @@ class ProcessCounts:
     def readings(self, *, run_delays: bool = True) -> Readings | None:
         """Return the sum of the children's counts in this epoch; None = there are none yet."""
         children = self.children
-        latest = [*self._killed, *self._left, *(child.latest for child in children)]
+        latest = [*self._gone, *(child.latest for child in children)]
         found: list[Readings] = [pickle.loads(each) for each in latest if each]
         if not found:
             return None
