@@ -79,10 +79,8 @@ def result_of(
     """
     number, wanted = job.number, job.wants_state
     try:
-        if isinstance(job, SharedJob):
-            batch, tries = maker.made_of(job.samples, job.index, number)
-        else:
-            batch, tries = maker.make(job.first, job.index, number)
+        samples = job.samples if isinstance(job, SharedJob) else None
+        batch, tries = maker.make(job.first, job.index, number, samples)
         if finalize is not None:
             batch = finalize(batch)
         if maker.items is None and tries is None:  # most batches

@@ -105,8 +105,11 @@ class Threads(Crew):
         epoch, as ``take`` says."""
         if (epoch := self._epoch) is None:
             return
-        jobs, sharing = epoch.jobs_of(job.worker), epoch.sharing
-        hands = 1 if sharing is None else sharing.hands(job.index, self._spec.num_workers)
+        sharing, hands, jobs = epoch.sharing, 1, epoch.jobs[0]
+        if sharing is None:
+            jobs = epoch.jobs_of(job.worker)
+        else:
+            hands = sharing.hands(job.index, self._spec.num_workers)
         made = SharedJob(job) if hands > 1 else job
         with suppress(ChannelClosed):
             for _ in range(hands):

@@ -153,24 +153,25 @@ class BatchMaker:
         rows = self.rows.read(index)
         return None if rows is None else rows.collated
 
-    def make(self, first: int, index: Any, number: int) -> tuple[Any, Tries | None]:
-        """Return batch ``number``, and the tries that it took if samples may fail.
+    def make(
+        self, first: int, index: Any, number: int, samples: Any = None
+    ) -> tuple[Any, Tries | None]:
+        """Return batch ``number``, and the tries that it took if samples may fail; who gets both
+        has them forgotten.
 
         ``index`` is the sampler's, ``first`` the position in the epoch of the first sample.
+        ``samples``: these, of a batch that has begun; None = they are to be fetched.
 
         Raises: EndOfIterable, NoGoodSample, or what the user's code raises.
         """
-        source: Any = self._samples or self.items
-        self.begin(first if self.items is None else self.items.num_taken)
-        if self._memory is None:
-            samples = source.fetch(index)
-        else:
-            with batch_room(self._memory.room):
+        if samples is None:
+            source: Any = self._samples or self.items
+            self.begin(first if self.items is None else self.items.num_taken)
+            if self._memory is None:
                 samples = source.fetch(index)
-        return self.made_of(samples, index, number)
-
-    def made_of(self, samples: Any, index: Any, number: int) -> tuple[Any, Tries | None]:
-        """Return the batch of these samples, as ``make``."""
+            else:
+                with batch_room(self._memory.room):
+                    samples = source.fetch(index)
         if self._batch.tolerance is None:
             return self.collate(samples, index, number), None
         samples, tries = self._good_of(samples)
