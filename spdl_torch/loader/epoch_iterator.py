@@ -21,7 +21,6 @@ from .checkpoint.resume_state import (
     drawing_of,
     drawn_base_seed,
     generators_of,
-    is_packed_batch,
     order_drawn_again,
     skipped,
     tell_order,
@@ -30,7 +29,7 @@ from .checkpoint.user_state import WorkerState, pass_of_workers
 from .error_notes import add_thread_note
 from .fetching.bad_samples import SkippedSamples, Tolerance
 from .rng.keys import StreamKey, epoch_seed
-from .sampling.sampler_chain import epoch_of, nested_samplers, shard_of
+from .sampling.sampler_chain import epoch_of, shard_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence, Sized
@@ -88,7 +87,9 @@ class EpochIterator(_BaseDataLoaderIter):
         streams_seed, looked_ahead = start.epoch_seed, LookAhead()
         number = start.epoch if sampler_epoch is None else sampler_epoch
         if within is not None:
-            start, num_skipped = self._skip_to(within, start)
+            start, num_skipped = start._replace(epoch_seed=within.epoch_seed, begins_late=False), 0
+            if not self._begun_from:  # workers with their own iterables skip in those
+                start, num_skipped = skipped(start, within, self._sampler_iter)
             looked_ahead = self._look_ahead(within, drawing, loader, redrawn)
             sampler_epoch = epoch_of(sampler)  # it may be set at the first index
             so_far = so_far._replace(
@@ -146,25 +147,6 @@ class EpochIterator(_BaseDataLoaderIter):
             left_before=() if before is None or resume else before.left_of_resumed,
             last=() if tell_order(sampler) else None,
         )
-
-    def _skip_to(self, resume: ResumeState, start: EpochStart) -> tuple[EpochStart, int]:
-        """Skip what the trainer has already received. Return what the rest of the epoch begins
-        with, and the number of this rank's samples that were skipped.
-
-        Workers with their own iterables skip in those.
-        """
-        start = start._replace(epoch_seed=resume.epoch_seed, begins_late=False)
-        if self._begun_from:
-            return start, 0
-        if self._auto_collation and not all(map(is_packed_batch, resume.pending)):
-            raise ValueError(
-                "load_state_dict: pending must be a list of batches, a list of indices each."
-            )
-        samplers = list(nested_samplers(self._index_sampler))
-        first, num_skipped, last = skipped(
-            self._sampler_iter, resume, samplers, start.count, in_batches=self._auto_collation
-        )
-        return start._replace(first=first, last=None if start.last is None else last), num_skipped
 
     def _look_ahead(
         self,

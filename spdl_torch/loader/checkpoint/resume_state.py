@@ -25,17 +25,16 @@ from ..sampling.sampler_chain import (
     names_of,
     nested_samplers,
     num_ranks,
-    shard_of,
     unshared,
 )
 from .epoch import NUM_LAST, SamplerState, checksum_of, last_of
 from .user_state import give_state, keeps_state, state_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from .drawing import Drawing
-    from .epoch import LastIndices
+    from .epoch import EpochStart
     from .saved_state import ResumeState
 
 
@@ -180,33 +179,30 @@ def drawing_of(
 
 
 def skipped(
-    sampler_iter: Iterator[Any],
-    resume: ResumeState,
-    samplers: list[Any],
-    count: Callable[[Any], int],
-    *,
-    in_batches: bool,
-) -> tuple[int, int, LastIndices]:
-    """Skip the samples that were handed out.
-
-    Returns: the samples of all ranks before the rest; the local samples that were skipped; the last
-        indices of those. ``count`` returns the number of samples of an index; ``in_batches``: see
-        ``last_of``.
+    start: EpochStart, resume: ResumeState, indices: Iterator[Any]
+) -> tuple[EpochStart, int]:
+    """Skip the samples that were handed out. Return what the rest of the epoch begins with, and the
+    number of this rank's samples that were skipped.
 
     Raises: ValueError: the state's position is not between two batches here, or the sampler gives
         other indices before it.
     """
+    if start.in_batches and not all(map(_is_packed_batch, resume.pending)):
+        raise ValueError(
+            "load_state_dict: pending must be a list of batches, a list of indices each."
+        )
+    samplers, tells_order = list(nested_samplers(start.sampler)), start.last is not None
     if resume.sampler is not None or any(hasattr(s, "start_at") for s in samplers):
-        return resume.num_samples, 0, ()
-    world, _ = shard_of(samplers[0])
+        return start._replace(first=resume.num_samples, last=() if tells_order else None), 0
+    world = start.world
     target, rest = divmod(resume.num_samples, world)
     passed, last = 0, deque[Any](maxlen=NUM_LAST)
     while passed < target and not rest:
         try:
-            index = next(sampler_iter)
+            index = next(indices)
         except StopIteration:
             break
-        passed += count(index)
+        passed += start.count(index)
         last.append(unshared(index))
     if passed < target and not rest:
         raise ValueError(
@@ -220,11 +216,10 @@ def skipped(
             f"which is not between two batches of this loader with {world} rank(s). Keep the "
             "global batch, batch_size times ranks, as it was, and the dataset."
         )
-    here = last_of(last, in_batches=in_batches)
-    is_known = resume.order is not None and tell_order(samplers[0])
-    if is_known and resume.order != checksum_of(here):
+    here = last_of(last, in_batches=start.in_batches)
+    if tells_order and resume.order not in (None, checksum_of(here)):
         raise _other_order(samplers)
-    return 0, target, here
+    return start._replace(last=here if tells_order else None), target
 
 
 def tell_order(index_sampler: Any) -> bool:
@@ -314,7 +309,7 @@ def packed_index(index: Any) -> Any:
     return index
 
 
-def is_packed_batch(packed: Any) -> bool:
+def _is_packed_batch(packed: Any) -> bool:
     """Return whether this can be a packed index of a batch sampler."""
     return not (packed is None or isinstance(packed, str | bytes | int | float))
 
