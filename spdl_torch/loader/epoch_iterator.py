@@ -66,7 +66,7 @@ class EpochIterator(_BaseDataLoaderIter):
         self, loader: DataLoader[Any], resume: ResumeState | None, redrawn: Redrawn
     ) -> None:
         """Begin an epoch at its first sample, or where ``resume`` stands."""
-        position = loader._state.position
+        position, before = loader._state.position, loader._state.position.order
         if resume is not None:
             position.num_epochs_begun = resume.epoch + resume.finished
             if not resume.drew_base_seed:
@@ -83,7 +83,10 @@ class EpochIterator(_BaseDataLoaderIter):
         drawing = drawing_of(sampler, self._sampler_iter, resume)
         if drawing is not None:
             self._sampler_iter = drawing
-        so_far = HandedOut(workers=self._known_of_workers(resume, position.order))
+        known: Sequence[WorkerState] = self._begun_from
+        if resume is None and self._base.num_epochs and before is not None and known:
+            known = before.left_to_next() or known  # as persistent workers have left theirs
+        so_far = HandedOut(workers=tuple(known))
         streams_seed, looked_ahead = start.epoch_seed, LookAhead()
         number = start.epoch if sampler_epoch is None else sampler_epoch
         if within is not None:
@@ -190,18 +193,6 @@ class EpochIterator(_BaseDataLoaderIter):
                 "number must stay."
             )
         return list(resume.workers)
-
-    def _known_of_workers(
-        self, resume: ResumeState | None, before: Order | None
-    ) -> tuple[WorkerState, ...]:
-        """Return the states of the workers' iterables before the first batch.
-
-        For persistent workers without a state to resume, it is how the previous epoch left them.
-        """
-        known: Sequence[WorkerState] = self._begun_from
-        if resume is None and self._base.num_epochs and before is not None and known:
-            known = before.left_to_next() or known
-        return tuple(known)
 
     def _begin_sampler(self, loader: DataLoader[Any], begin: Callable[[Any], None]) -> None:
         """Have torch begin an epoch, with ``iter(sampler)``; note on an error that it came from

@@ -110,7 +110,7 @@ class BatchMaker:
         fetch_cell: TaskCell | None,
         collate_cell: TaskCell | None,
     ) -> None:
-        dataset, collate_fn = recipe.dataset, recipe.collate_fn
+        collate_fn = recipe.collate_fn
         self._auto_collation = auto_collation = recipe.auto_collation
         self._batch = batch = Batch(streams, key, recipe.tolerance)
         self.items: Items | None = None
@@ -118,18 +118,9 @@ class BatchMaker:
         self._samples: Samples | None = None
         if recipe.iterable:
             kind = Items if auto_collation else SingleItems
-            self.items = kind(
-                dataset,
-                batch,
-                fetch_cell,
-                resume=resume,
-                worker=worker,
-                drop_last=recipe.drop_last,
-            )
+            self.items = kind(recipe, batch, fetch_cell, resume=resume, worker=worker)
         else:
-            self._samples = samples_of(
-                dataset, batch, fetch_cell, auto_collation=auto_collation, collate_fn=collate_fn
-            )
+            self._samples = samples_of(recipe, batch, fetch_cell)
             self.sample_at = self._samples.fetch_at
             """Returns a sample of a batch that several threads make, as ``Samples.fetch_at``: the
             bound method itself, to save a call per sample."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ...engine.counters import TaskCell
-    from .batch_maker import Batch
+    from .batch_maker import Batch, BatchRecipe
 
 _logger = logging.getLogger("spdl_torch.data")
 
@@ -44,19 +44,18 @@ class Items:
 
     def __init__(
         self,
-        dataset: Any,
+        recipe: BatchRecipe,
         batch: Batch,
         cell: TaskCell | None,
         *,
         resume: WorkerState | None,
         worker: int,
-        drop_last: bool,
     ) -> None:
-        self._dataset = dataset
+        self._dataset = dataset = recipe.dataset
         self._name = type(dataset).__name__
         self._batch = batch
         self._cell = cell
-        self._drop_last = drop_last
+        self._drop_last = recipe.drop_last
         self._ended = resume is not None and resume.ended
         self.num_taken = 0
         """The number of items since the epoch began, including those before the state."""

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ...engine.counters import TaskCell
-    from .batch_maker import Batch
+    from .batch_maker import Batch, BatchRecipe
 
 _PLAIN_INDICES = (type(None), list, tuple, range)
 
@@ -318,20 +318,13 @@ def _rows_at(tensors: Sequence[torch.Tensor], index: Sequence[int]) -> RowBatch:
     return RowBatch(columns, len(index))
 
 
-def samples_of(
-    dataset: Any,
-    batch: Batch,
-    cell: TaskCell | None,
-    *,
-    auto_collation: bool,
-    collate_fn: Any,
-) -> Samples:
+def samples_of(recipe: BatchRecipe, batch: Batch, cell: TaskCell | None) -> Samples:
     """Return the fetcher that fits the dataset."""
     kind = Samples
-    if not auto_collation:
+    if not recipe.auto_collation:
         kind = SingleSamples
-    elif takes_batches(dataset):
+    elif takes_batches(recipe.dataset):
         kind = SamplesAtOnce
-    elif has_rows(dataset, collate_fn):
+    elif has_rows(recipe.dataset, recipe.collate_fn):
         kind = Rows
-    return kind(dataset, batch, cell)
+    return kind(recipe.dataset, batch, cell)
