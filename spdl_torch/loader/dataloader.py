@@ -22,7 +22,7 @@ from .error_notes import not_an_end
 from .fetching.samples import is_read_at_once
 from .iterator import LoaderIterator
 from .loader_state import LoaderState
-from .placing import placement_of, starts_threads
+from .placing import placement_of
 from .sampling.sampler_chain import divides_itself, has_length, is_shared_out
 from .stats.counts import dataset_stats
 from .stats.figures import start_remark, with_remarks_of
@@ -439,14 +439,7 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def _placement(self) -> Placement:
         """Return where the workers live, or will live in the next epoch, and why."""
-        return placement_of(
-            self.dataset,
-            int(self.num_workers),
-            isolation=self.isolation,
-            collate_fn=self.collate_fn,
-            worker_init_fn=self.worker_init_fn,
-            asks_for_threads=starts_threads(self.multiprocessing_context),
-        )
+        return placement_of(self)
 
     def _tuning_state(self) -> TuningState:
         """Return what tuning has found so far, over all epochs. Requires ``_is_tuned``."""

@@ -36,10 +36,8 @@ has_processes = os.name == "posix"
 def import_workers(loader: DataLoader[Any]) -> None:
     """Import what a loader with workers needs, most likely. Called when it is made: 45 modules are
     10 ms for which the first batch need not wait, and who loads without workers never."""
-    functions = loader.collate_fn, loader.worker_init_fn
     on_threads = loader.isolation == "thread" or (
-        loader.isolation == "auto"
-        and vouching_for(loader.dataset, *functions, looks_at_data=False).is_safe
+        loader.isolation == "auto" and vouching_for(loader, looks_at_data=False).is_safe
     )
     with collected_later():
         if on_threads:

@@ -20,7 +20,7 @@ import types
 from collections import OrderedDict
 from enum import Enum
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,6 +33,8 @@ from .rng.patches import install
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from .dataloader import DataLoader
 
 
 def starts_threads(given: Any) -> bool:
@@ -93,15 +95,10 @@ CONTAINERS = (list, tuple, range, np.ndarray, torch.Tensor)
 _DEEPEST = 20  # a bound, should a dataset contain itself
 
 
-def vouching_for(
-    dataset: Any,
-    collate_fn: Any,
-    worker_init_fn: Any,
-    *,
-    looks_at_data: bool = True,
-) -> Vouching:
+def vouching_for(loader: DataLoader[Any], *, looks_at_data: bool = True) -> Vouching:
     """Look at a loader's dataset and functions. ``looks_at_data``: and at every object of a list;
     else it is taken to hold data."""
+    dataset, collate_fn = loader.dataset, loader.collate_fn
     found = _look(dataset, looks_at_data, _DEEPEST)
     if not found.is_safe or found.covers_functions:
         return found
@@ -110,8 +107,8 @@ def vouching_for(
     makes_batches = default_convert if _parts_of(dataset).collate else default_collate
     if collate_fn is not default_collate and collate_fn is not makes_batches:
         return Vouching(unknown=f"collate_fn={name_of(collate_fn)}")
-    if worker_init_fn is not None:
-        return Vouching(unknown=f"worker_init_fn={name_of(worker_init_fn)}")
+    if loader.worker_init_fn is not None:
+        return Vouching(unknown=f"worker_init_fn={name_of(loader.worker_init_fn)}")
     return found
 
 
@@ -208,33 +205,23 @@ _CHECK = "assert_thread_safe checks it"
 _PUTS = 'thread_safe = True in the dataset or isolation="thread" puts the workers there'
 
 
-def placement_of(
-    dataset: Any,
-    num_workers: int,
-    *,
-    isolation: Literal["auto", "thread", "process"],
-    collate_fn: Any,
-    worker_init_fn: Any,
-    asks_for_threads: bool = False,
-) -> Placement:
-    """Return where the workers of a loader with these arguments live.
-
-    asks_for_threads: whether its multiprocessing_context starts threads.
-    """
+def placement_of(loader: DataLoader[Any]) -> Placement:
+    """Return where the loader's workers live."""
+    num_workers, isolation = int(loader.num_workers), loader.isolation
     if num_workers == 0:
         return _on_threads(0, "num_workers=0 loads in the calling thread")
     if isolation == "thread":
-        found = vouching_for(dataset, collate_fn, worker_init_fn)
-        return _on_threads(num_workers, f'isolation="thread" was given{_unless_safe(found)}')
+        unless_safe = _unless_safe(vouching_for(loader))
+        return _on_threads(num_workers, f'isolation="thread" was given{unless_safe}')
     if isolation == "process":
         remedy = (
             f'If the dataset is safe on threads ({_CHECK}), isolation="thread" puts them there.'
         )
         reason = 'isolation="process" was given'
         return _in_processes(num_workers, reason, remedy)
-    if asks_for_threads:
+    if starts_threads(loader.multiprocessing_context):
         return _on_threads(num_workers, "the multiprocessing_context starts threads")
-    found = vouching_for(dataset, collate_fn, worker_init_fn)
+    found = vouching_for(loader)
     if found.refusing is not None:
         remedy = (
             f"Once it is safe on threads ({_CHECK}), thread_safe = True puts the workers there."
@@ -252,7 +239,7 @@ def placement_of(
     if found.declaring is not None:
         reason = f"{name_of(found.declaring)} says thread_safe = True"
     else:
-        reason = f"{name_of(dataset)} is known to be safe on threads"
+        reason = f"{name_of(loader.dataset)} is known to be safe on threads"
     return _on_threads(num_workers, reason)
 
 

@@ -92,7 +92,7 @@ class Crew(Backend):
     def _new_results(self, recorder: FlightRecorder) -> Channel[Result]:
         """Return the queue in which an epoch's results come."""
 
-    def _prepare(self, key: StreamKey, workers: Sequence[WorkerState]) -> None:
+    def _prepare(self, epoch: Epoch) -> None:
         """Have the workers there for an epoch that is about to begin; drop what is outstanding."""
 
     @abstractmethod
@@ -129,7 +129,7 @@ class Crew(Backend):
         try:
             epoch = self._new_epoch(key, workers)
             before = self.stats.queues_of(epoch)
-            self.stats.starts.time(partial(self._prepare, key, workers))
+            self.stats.starts.time(partial(self._prepare, epoch))
             self.stats.begin(epoch, before, self.counts, self.placement)
             # Store the epoch before any worker gets it: Ctrl-C in between must not leave workers in
             # an epoch that request_stop cannot close.

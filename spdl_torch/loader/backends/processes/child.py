@@ -41,10 +41,8 @@ from .signals import leave_to_the_trainer
 from .wire import Answer, Fatal, Free, LogLine, Restart, Wire, pickle_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
-    from ...checkpoint.user_state import WorkerState
-    from ...rng.keys import StreamKey
     from ..backend import LoadSpec
     from ..jobs import Result
     from .wire import File, OwnedSocket
@@ -58,8 +56,8 @@ class Beginning(NamedTuple):
     """What opens the loader's configuration."""
     number: int
     """The worker's number among those of all processes."""
-    key: StreamKey
-    workers: Sequence[WorkerState]
+    first: Restart
+    """The first epoch."""
     default_dtype: torch.dtype
     """torch's default dtype in the trainer."""
     environment: dict[str, str] | None
@@ -100,7 +98,7 @@ def _run_worker(trainer: Trainer, asked: OwnedSocket, beginning: Beginning) -> N
         count_only_this_thread()
         counts = WorkerCounts(1, spec.recipe.dataset)
         trainer.records, trainer.counts = spec.stats, counts
-        trainer.begin(0, beginning.key, beginning.workers)
+        trainer.begin(beginning.first)
         cells = counts.new_cells(enabled=spec.stats)
         try:
             Worker(
@@ -190,20 +188,20 @@ class Trainer:
 
     # What comes:
 
-    def begin(self, epoch: int, key: StreamKey, workers: Sequence[WorkerState]) -> None:
+    def begin(self, beginning: Restart) -> None:
         """Begin an epoch: the worker takes it from ``epochs``."""
         assert self.counts is not None, "guaranteed by who calls it"
-        self._epoch = epoch
+        self._epoch, key, workers = beginning
         # What waits are jobs of this epoch: those of the last one were dropped.
         self._num_came, self._num_sent, self._waited_ns = len(self._waiting), 0, 0
-        recorder = SharedRecorder(self._page.ring, epoch, enabled=self.records)
+        recorder = SharedRecorder(self._page.ring, self._epoch, enabled=self.records)
         queues: Any = self
         begun = Epoch(
             results=queues,
             outlet=queues,
             in_order=False,  # the trainer puts the results in order
             key=key,
-            workers=tuple(workers),
+            workers=workers,
             recorder=recorder,
             consumer=recorder.new_consumer_ring(2),
             jobs=(queues,),
@@ -228,7 +226,7 @@ class Trainer:
             self._read()
         message = self._waiting.popleft()
         if isinstance(message, Restart):
-            self.begin(*message)
+            self.begin(message)
             raise ChannelClosed
         self._waited_ns += perf_counter_ns() - since_ns
         self._page.idle_since_ns = 0

@@ -107,7 +107,7 @@ class Processes(Crew):
             self.look_seconds, self.hearing.is_the_loops = _LOOK_SECONDS, False
         return super().begin(key, workers, order)
 
-    def _prepare(self, key: StreamKey, workers: Sequence[WorkerState]) -> None:
+    def _prepare(self, epoch: Epoch) -> None:
         """Start the children, or have those that are there begin an epoch; new ones come in place
         of those that died.
         """
@@ -123,11 +123,11 @@ class Processes(Crew):
         there, leaving = self.children, self._leaving()
         stay = {n: there[n] for n in self._numbers if n in there and not there[n].is_over}
         missing = [number for number in self._numbers if number not in stay]
-        new = {n: self._new_child(n, key, workers) for n in missing}
+        new = {n: self._new_child(n, epoch) for n in missing}
         if new:
             self._start(*new.values())
         for child in stay.values():
-            child.restart(key, workers)
+            child.restart(epoch)
         gone = [there[number] for number in missing if number in there]
         self.hearing.children, self._spared = {**stay, **new}, ()
         for child in gone:
@@ -142,15 +142,10 @@ class Processes(Crew):
     # handlers run after that. A fork server may take seconds to start, so a thread waits for it,
     # and Ctrl-C need not.
 
-    def _new_child(
-        self, number: int, key: StreamKey, workers: Sequence[WorkerState], *, num_lives: int = 1
-    ) -> WorkerProcess:
+    def _new_child(self, number: int, epoch: Epoch, *, num_lives: int = 1) -> WorkerProcess:
         """Return a child that is yet to be started."""
-        return WorkerProcess(
-            *(number, self._spec, self._context, key, workers),
-            locker=self._locker,
-            num_lives=num_lives,
-        )
+        spec, context, locker = self._spec, self._context, self._locker
+        return WorkerProcess(number, spec, context, epoch, locker=locker, num_lives=num_lives)
 
     def _start(self, *children: WorkerProcess) -> None:
         """Start children, and return when they exist. Raises: why one could not be started; all of
@@ -342,7 +337,7 @@ class Processes(Crew):
         """Give that number to a child, perhaps to the one that is about to leave it."""
         if number in self.children:  # it has not left yet
             return True
-        child = self._new_child(number, epoch.key, epoch.workers)
+        child = self._new_child(number, epoch)
         try:
             self._start(child)
         except Exception as error:
@@ -391,7 +386,7 @@ class Processes(Crew):
             self._lose(epoch, child, jobs)
             return
         lives = child.num_lives + 1 if tries_again else 1
-        successor = self._new_child(child.number, epoch.key, epoch.workers, num_lives=lives)
+        successor = self._new_child(child.number, epoch, num_lives=lives)
         numbers: Sequence[int] = (successor.number,)
         if self._are_copies:
             try:

@@ -31,14 +31,13 @@ from .shared_memory import Mappings
 from .wire import Answer, Fatal, LogLine, Restart, Wire, message_of, socket_pair
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from multiprocessing.context import BaseContext
 
     from ....io._transfer.region import LimitedLocker
     from ...checkpoint.epoch import Given
-    from ...checkpoint.user_state import WorkerState
-    from ...rng.keys import StreamKey
     from ..backend import LoadSpec
+    from ..jobs import Epoch
 
 _ASK_SECONDS = 2.0  # for an answer
 _LOOK_SECONDS = 0.001  # between two looks for it
@@ -58,8 +57,7 @@ class WorkerProcess:
         number: int,
         spec: LoadSpec,
         context: BaseContext,
-        key: StreamKey,
-        workers: Sequence[WorkerState],
+        epoch: Epoch,
         *,
         locker: LimitedLocker | None,
         num_lives: int,
@@ -92,8 +90,7 @@ class WorkerProcess:
             self.page,
             (lambda: spec) if is_forked else _packed(spec),
             number,
-            key,
-            tuple(workers),
+            Restart(0, epoch.key, epoch.workers),
             torch.get_default_dtype(),
             None if is_forked else _environment(),
         )
@@ -166,11 +163,11 @@ class WorkerProcess:
         if any(freed := self.mappings.freed()):
             self.send(freed)
 
-    def restart(self, key: StreamKey, workers: Sequence[WorkerState]) -> None:
+    def restart(self, epoch: Epoch) -> None:
         """Begin another epoch: outstanding jobs are dropped."""
         self.epoch += 1
         self.jobs.clear()
-        self.send(Restart(self.epoch, key, tuple(workers)))
+        self.send(Restart(self.epoch, epoch.key, epoch.workers))
 
     # Answers:
 
