@@ -381,8 +381,6 @@ class _BothWays:
                 streams=streams,
                 key=key,
                 worker=number,
-                fetch_cell=None,
-                collate_cell=None,
             )
             for which, index in enumerate(islice(loader._index_sampler, self.num_batches)):
                 try:

@@ -59,8 +59,8 @@ class InlineWorker(Backend):
         self, key: StreamKey, workers: Sequence[WorkerState], order: Order
     ) -> tuple[ConsumerRing, Sized]:
         """Begin an epoch; see ``Backend``. Raises: what ``iter(dataset)`` raises."""
-        fetch_cell, collate_cell = self.stats.counts.new_cells(enabled=self._spec.stats)
-        record_parts(self.stats.consumer, fetch=fetch_cell, collate=collate_cell)
+        cells = self.stats.counts.new_cells(enabled=self._spec.stats)
+        record_parts(self.stats.consumer, cells)
         self._maker = self._within_streams(
             BatchMaker,
             self._spec.recipe,
@@ -69,8 +69,7 @@ class InlineWorker(Backend):
             resume=next(iter(workers), None),
             # Two outstanding: the one that is being made, and the one that the loop has.
             memory=None if self._stage is None else self._stage.batch_memory(2),
-            fetch_cell=fetch_cell,
-            collate_cell=collate_cell,
+            cells=cells,
         )
         if (items := self._maker.items) is not None:
             self._keep_state_of(items, order)

@@ -70,7 +70,6 @@ class Worker:
         self._cells = cells
         self._could_not_start = could_not_start
         self._streams = SampleStreams(spec.base_seed, number)
-        self._dataset: Any = None
         self._has_begun = False
 
     def serve(self, say_ready: Callable[[], None], is_surplus: Callable[[], bool]) -> None:
@@ -82,16 +81,6 @@ class Worker:
         spec, number = self._spec, self._number
         self._activity.thread = threading.current_thread()
         recipe, broken = self._own_recipe()
-        self._dataset = recipe.dataset
-        make_batches = partial(
-            BatchMaker,
-            recipe,
-            streams=self._streams,
-            worker=number,
-            memory=spec.memory,
-            fetch_cell=self._cells[0],
-            collate_cell=self._cells[1],
-        )
         take_part(self._activity)
         info = acting_as_worker(
             number,
@@ -111,7 +100,7 @@ class Worker:
             leave = False
             while not leave:
                 try:  # no variable holds the epoch while waiting, for the reason in _work
-                    self._work(self._epochs.get(), make_batches, broken, is_surplus)
+                    self._work(self._epochs.get(), recipe, broken, is_surplus)
                     leave = True
                 except ChannelClosed:
                     leave = self._epochs.closed
@@ -163,7 +152,7 @@ class Worker:
     def _work(
         self,
         epoch: Epoch,
-        make_batches: Callable[..., BatchMaker],
+        recipe: BatchRecipe,
         broken: Reason | None,
         is_surplus: Callable[[], bool],
     ) -> None:
@@ -173,11 +162,11 @@ class Worker:
             self._streams.begin_worker(epoch.key.epoch_seed)
         self._has_begun = True
         if epoch.key.number_of_pass is not None:
-            self._dataset.set_epoch(epoch.key.number_of_pass)
+            recipe.dataset.set_epoch(epoch.key.number_of_pass)
         ring = epoch.recorder.new_ring("worker", 1, number)
-        record_parts(ring, fetch=self._cells[0], collate=self._cells[1])
+        record_parts(ring, self._cells)
         self._activity.maker = None
-        maker = broken or self._opened(epoch, make_batches)
+        maker = broken or self._opened(epoch, recipe)
         self._activity.maker = maker if isinstance(maker, BatchMaker) else None
         jobs, since_ns = epoch.jobs_of(number), ring.begin()
         try:
@@ -190,12 +179,17 @@ class Worker:
             self._activity.maker = None
             del epoch, jobs, maker
 
-    def _opened(self, epoch: Epoch, make_batches: Callable[..., BatchMaker]) -> BatchMaker | Reason:
+    def _opened(self, epoch: Epoch, recipe: BatchRecipe) -> BatchMaker | Reason:
         """Return the maker of the epoch's batches, or why there is none."""
         spec, number = self._spec, self._number
         step = f"iter({type(spec.recipe.dataset).__name__})"
         make = partial(
-            make_batches,
+            BatchMaker,
+            recipe,
+            streams=self._streams,
+            worker=number,
+            memory=spec.memory,
+            cells=self._cells,
             key=epoch.key_of(number) if spec.per_sample else None,
             resume=epoch.workers[number] if spec.recipe.iterable else None,
         )

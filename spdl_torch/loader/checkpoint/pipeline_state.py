@@ -136,7 +136,8 @@ class PassProgress:
         self.num_items = 0
         """The number of items handed out, including those before a resume."""
         self.pipeline: Pipeline[Any] | None = None
-        self._misfits: list[str] = []
+        self.misfits: list[str] = []
+        """What says that the source is shorter than the state's position."""
         self._resume: PassState | None = None
         self._epoch = epoch
         self._world = world
@@ -177,13 +178,11 @@ class PassProgress:
                     f"load_state_dict: source holds the state of a source that keeps one, but "
                     f"{type(part).__name__} here does not."
                 )
-            return source_behind(part, start, self._most_missing(resume), self._misfits)
+            return source_behind(part, start, self._most_missing(resume), self.misfits)
         missing = self._most_missing(resume)
         # A source's state fits only the same number of ranks: with another, ranks count items.
         own = resume if resume is not None and resume.world == self._world else None
-        self._watched = Watched(
-            part, self, start, own, self._misfits, most_missing=missing, rests=rests
-        )
+        self._watched = Watched(part, self, start, own, most_missing=missing, rests=rests)
         return self._watched
 
     def _most_missing(self, resume: PassState | None) -> int:
@@ -211,19 +210,19 @@ class PassProgress:
             self.num_items += 1
         if self.num_items < num_before:
             early = ended_early("num_items", self._source, self.num_items, num_before)
-            self._misfits.append(str(early))
+            self.misfits.append(str(early))
 
     @property
     def fits(self) -> bool:
         """Whether there were all items before the resume, as far as it was iterated."""
-        return not self._misfits
+        return not self.misfits
 
     def check_fit(self) -> None:
         """Raise the error of a source that ended before the resume. The pipeline's failure has it,
         too, but would hide it; and a run keeps its errors, with the frames that they come through.
         """
-        if self._misfits:
-            raise ValueError(self._misfits.pop())
+        if self.misfits:
+            raise ValueError(self.misfits.pop())
 
     def finish(self) -> None:
         """Mark the pass as finished: the loop has seen the end."""

@@ -132,13 +132,12 @@ class Watched:
         progress: PassProgress,
         start: int,
         resume: PassState | None,
-        misfits: list[str],
         *,
         most_missing: int,
         rests: bool,
     ) -> None:
         self._items: Iterable[Any]
-        begun_from = WorkerState(num_items=start)
+        begun_from, misfits = WorkerState(num_items=start), progress.misfits
         if resume is not None and resume.source is not None:
             give_state(keeper, resume.source, "source")
             num_after = min(resume.num_after, start)

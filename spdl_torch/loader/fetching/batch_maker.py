@@ -19,7 +19,7 @@ from .samples import Rows, Samples, samples_of
 from .timing import timed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ...engine.counters import TaskCell
     from ..checkpoint.user_state import WorkerState
@@ -91,7 +91,7 @@ class Batch:
 
 
 class BatchMaker:
-    """Fetches and collates for one worker, and counts the time of each in a cell (None: off).
+    """Fetches and collates for one worker, and counts the time of each in its cell (None: off).
 
     ``memory``: large tensors of a batch are made there. Errors are the user's own, with a note that
     names the sample or batch.
@@ -107,10 +107,10 @@ class BatchMaker:
         resume: WorkerState | None = None,
         worker: int = 0,
         memory: Memory | None = None,
-        fetch_cell: TaskCell | None,
-        collate_cell: TaskCell | None,
+        cells: Sequence[TaskCell | None] = (None, None),
     ) -> None:
         collate_fn = recipe.collate_fn
+        fetch_cell, self._collate_cell = cells
         self._auto_collation = auto_collation = recipe.auto_collation
         self._batch = batch = Batch(streams, key, recipe.tolerance)
         self.items: Items | None = None
@@ -129,7 +129,6 @@ class BatchMaker:
         # of the memory, from which the loop might begin copies that nobody knows of.
         self._memory = memory if is_torchs_collate(collate_fn) else None
         self._collate = collate_fn if self._memory is None else collate_into(self._memory)
-        self._collate_cell = collate_cell
         self._is_collating = False
         self.rows: Rows | None = None
         """Reads batches that need nothing else, as ``make_plain``; None = there are none."""

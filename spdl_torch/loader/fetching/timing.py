@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ...engine.counters import LONG_NS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sized
+    from collections.abc import Callable, Iterable, Sized
 
     from ...engine.counters import TaskCell
     from ...engine.rings import Ring
@@ -76,8 +76,8 @@ def timed(
     return result
 
 
-def record_parts(ring: Ring, **cells: TaskCell | None) -> None:
-    """Record the calls timed with these cells in ``ring`` from now on, under their names."""
-    for name, cell in cells.items():
+def record_parts(ring: Ring, cells: Iterable[TaskCell | None]) -> None:
+    """Record the calls timed with the cells of fetching and collating in ``ring`` from now on."""
+    for name, cell in zip(("fetch", "collate"), cells, strict=True):
         if cell is not None:
             cell.part, cell.ring = name, ring
