@@ -113,24 +113,18 @@ def noted_sample(error: BaseException, index: Any) -> BaseException:
 
 
 def noted_call(error: BaseException, function: str, where: str, what: str) -> BaseException:
-    """Return the error of a user's function that takes a whole batch, with a note."""
-    error = not_stop_iteration(error, function)
+    """Return the error of a user's function that takes a whole batch, with a note. StopIteration,
+    which would silently end the trainer's loop early (as it does in torch), becomes a RuntimeError.
+    """
+    if isinstance(error, StopIteration):
+        raised = RuntimeError(
+            f"{function} raised StopIteration, which would end the epoch early. A map-style "
+            "dataset ends by its length; raise IndexError or another error for a bad index."
+        )
+        raised.__cause__ = error
+        error = raised
     add_thread_note(error, where, what)
     return error
-
-
-def not_stop_iteration(error: BaseException, where: str) -> BaseException:
-    """Return a RuntimeError for StopIteration, which would silently end the trainer's loop early
-    (as it does in torch); return other errors unchanged.
-    """
-    if not isinstance(error, StopIteration):
-        return error
-    raised = RuntimeError(
-        f"{where} raised StopIteration, which would end the epoch early. A map-style dataset "
-        "ends by its length; raise IndexError or another error for a bad index."
-    )
-    raised.__cause__ = error
-    return raised
 
 
 def not_an_end(error: StopIteration) -> RuntimeError:

@@ -104,7 +104,7 @@ class Forwarder:
         ring = epoch.recorder.new_ring(self.name, 2)
         since_ns = ring.begin()
         while True:
-            result = inlet.get()
+            result = inlet.get_numbered()[1]
             result = self._when_due(result, outlet)
             started_ns, number = perf_counter_ns(), result.number
             if isinstance(result, Loaded):

@@ -187,10 +187,6 @@ class Incoming:
         self._empty_ns = 0
         self._ended_ns: int | None = None
 
-    def get(self) -> Result:
-        """Take the next result; wait for it. Raises: ChannelClosed."""
-        return self.get_numbered()[1]
-
     def get_numbered(self, seconds: float | None = None) -> tuple[int, Result]:
         """Take the next result, and a number that says nothing; wait for it so long.
 
