@@ -438,6 +438,7 @@ class LoaderIterator(EpochIterator):
             self._over = _CLOSED
         self._backend.request_stop()
         self._backend.stop()
+        self._outlet = ()  # frees the batches that nobody has taken, though this object is kept
 
 
 def _max_outstanding(loader: DataLoader[Any]) -> int:

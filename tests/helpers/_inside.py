@@ -47,6 +47,11 @@ def is_waiting(iterator):
     return crew_of(iterator)._epoch.outlet.counters().get_wait[1] == 1
 
 
+def num_ready(iterator):
+    """How many batches wait for a loop."""
+    return len(crew_of(iterator)._epoch.outlet)
+
+
 def children_of(source):
     """The worker processes, by number."""
     return crew_of(source).children

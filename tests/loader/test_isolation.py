@@ -9,7 +9,8 @@ import pickle
 import pytest
 import torch
 from _datasets import Made
-from _gates import PATIENCE_SECONDS, num_fds
+from _gates import PATIENCE_SECONDS, num_fds, until
+from _inside import num_ready
 from _isolated import bits, epochs_of, isolated, nothing_left, num_mapped_slabs, served
 from _isolation_data import (
     Coded,
@@ -108,6 +109,19 @@ def test_descriptors_and_slabs_are_flat_over_epochs():
     loader.close()  # though the iterator is kept
     assert not num_mapped_slabs()
     del batches
+
+
+def test_closed_loader_frees_what_its_thread_has_unpacked(monkeypatch):
+    """Where batches take long to be unpacked, a thread does so, ahead of the loop."""
+    monkeypatch.setattr("spdl_torch.loader.backends.processes.hearing._MOST_UNPACKING_NS", 0)
+    loader = isolated(Images(), 4, persistent_workers=True)
+    for _ in range(3):
+        list(loader)
+    batches = iter(loader)
+    next(batches)
+    until(lambda: num_ready(batches))
+    loader.close()  # though the iterator is kept
+    assert not num_mapped_slabs()
 
 
 def test_epoch_that_was_left_does_not_reach_the_next_one():
