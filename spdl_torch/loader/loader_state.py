@@ -229,14 +229,7 @@ class LoaderPosition:
         from .checkpoint.made_by import check_made_by, made_by, told_doubts
 
         here = made_by(loader)
-        doubts = check_made_by(
-            resume.made_by,
-            here,
-            within=is_within,
-            ahead=bool(resume.ahead),
-            divided=bool(resume.workers),
-        )
-        if doubts:
+        if doubts := check_made_by(resume, here):
             warn(told_doubts("DataLoader", doubts))
         by_worker = here["rng"] == resume.made_by.get("rng", "worker") == "worker"
         if is_within and by_worker and loader.num_workers and resume.has_streams_anew:

@@ -22,6 +22,8 @@ from ..state_fields import AT_LEAST_ONE, Field, is_flag, list_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from .saved_state import ResumeState
+
 
 def made_by(loader: Any) -> dict[str, Any]:
     """Return what identifies a loader, as numbers and text; None = unknown."""
@@ -44,23 +46,21 @@ def made_by(loader: Any) -> dict[str, Any]:
     }
 
 
-def check_made_by(
-    saved: Mapping[str, Any], here: Mapping[str, Any], *, within: bool, ahead: bool, divided: bool
-) -> str:
+def check_made_by(resume: ResumeState, here: Mapping[str, Any]) -> str:
     """Compare the loader of a state with the one ``here``, and return what may be wrong; "" =
-    nothing. ``within``: the state is within an epoch; ``ahead``: it has numbers of batches;
-    ``divided``: the dataset divides itself among ranks.
+    nothing.
 
     Raises: ValueError: within an epoch, the order cannot be the one that was saved.
     """
+    saved = resume.made_by
     differing = [name for name in here if name in saved and saved[name] != here[name]]
     wrong, doubtful = set(), {"dataset", "samplers", "seed", "rng", *_OF_ORDER}
     if None not in (saved.get("persistent_workers"), here["persistent_workers"]):
         doubtful |= {"persistent_workers"}
-    if within:
+    if not resume.finished:
         wrong = {name for name in _OF_ORDER if None not in (saved.get(name), here[name])}
-        wrong |= {"batch_size", "ranks"} if ahead else set()
-        doubtful |= {"ranks"} if divided else set()
+        wrong |= {"batch_size", "ranks"} if resume.ahead else set()  # numbers of batches
+        doubtful |= {"ranks"} if resume.workers else set()  # which divide the dataset
     told = ", ".join(_told(name, saved, here) for name in differing if name in wrong)
     if told:
         raise ValueError(
