@@ -12,11 +12,7 @@ from ..errors import UnsupportedOptionError
 from ..machine.limits import Limits
 from ..observe.store.epoch_watchers import between_epochs, tells_epochs
 from . import opening as backends
-from .arguments import (
-    check_arguments,
-    check_options,
-    refuse_foreign_state,
-)
+from .arguments import check_arguments, check_options, refuse_foreign_state
 from .checkpoint.lightning_states import follow_trainer
 from .error_notes import not_an_end
 from .fetching.samples import is_read_at_once

@@ -65,7 +65,10 @@ class Hearing:
     """The processes of a loader as one reader hears them: the loop's thread, or one that passes
     the batches on. Others may ask it to look again with ``wake``."""
 
-    def __init__(self) -> None:
+    def __init__(self, finalize: Callable[[Any], Any] | None, unpacking: Unpacking) -> None:
+        """``finalize``: what batches go through. ``unpacking``: told how long each takes."""
+        self.finalize = finalize
+        self.unpacking = unpacking
         self.is_the_loops = True
         """Whether the loop's thread reads; it alone writes."""
         self.children: Mapping[int, WorkerProcess] = {}
@@ -158,21 +161,10 @@ class Incoming:
     """The results of one epoch, in order, as the thread that reads takes them: what a ``Channel``
     is between threads."""
 
-    def __init__(
-        self,
-        hearing: Hearing,
-        recorder: FlightRecorder,
-        finalize: Callable[[Any], Any] | None,
-        unpacking: Unpacking,
-        *,
-        in_order: bool,
-    ) -> None:
-        """``finalize``: what batches go through. ``unpacking``: told how long each takes."""
-        self._unpacking = unpacking
+    def __init__(self, hearing: Hearing, recorder: FlightRecorder, *, in_order: bool) -> None:
         self._hearing = hearing
         self._in_order = in_order
         self._recorder = recorder
-        self._finalize = finalize
         self.closed = False
         # Of the user's code; on another thread Ctrl-C never comes.
         self._catches = Exception if hearing.is_the_loops else BaseException
@@ -251,9 +243,9 @@ class Incoming:
         try:
             began_ns = perf_counter_ns()
             loaded = unpack(packed, child.mappings)
-            self._unpacking.took(perf_counter_ns() - began_ns)
-            if self._finalize is not None:
-                loaded = loaded._replace(batch=self._finalize(loaded.batch))
+            self._hearing.unpacking.took(perf_counter_ns() - began_ns)
+            if (finalize := self._hearing.finalize) is not None:
+                loaded = loaded._replace(batch=finalize(loaded.batch))
             return with_errors(loaded, unpack_error)
         except self._catches as error:
             if is_of_handler(error):

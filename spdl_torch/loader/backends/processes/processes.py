@@ -71,20 +71,17 @@ class Processes(Crew):
         context: Any = None,
     ) -> None:
         """``unpacking``: what is known of earlier epochs. ``context``: see ``context_of``."""
-        self._unpacking = unpacking
-        self._finalize = spec.finalize
         passed_on = stage or (Forwarder() if spec.finalize else None)
         super().__init__(spec._replace(finalize=None, device_index=None), passed_on, placement)
         # One bound for the slabs of all. They are locked only for a device stage, which knows when
         # the GPU has copied. Otherwise pin_memory() has to find pageable memory: it then copies
         # into pinned memory of its own, which torch does not reuse too early.
         limit = spec.max_outstanding, spec.num_workers
-        locker = None if stage is None else stage.limited(*limit)
-        self._locker = locker
+        self._locker = None if stage is None else stage.limited(*limit)
         self._context = context_of(context)
         # Whether children are copies of this process and of the thread that starts them.
         self._are_copies = forks(self._context)
-        self.hearing = Hearing()
+        self.hearing = Hearing(spec.finalize, unpacking)
         self.counts: ProcessCounts = ProcessCounts(spec.num_workers, self.hearing)
         self._numbers = range(spec.num_workers)  # of the workers that do not leave
         # Those that get no jobs while others can make them: those that replace killed ones, until
@@ -101,7 +98,7 @@ class Processes(Crew):
     ) -> tuple[ConsumerRing, Sized]:
         """Begin an epoch; see ``Crew``. From here on a thread unpacks the batches if that took the
         loop long in the last one: it would not do it while it waits for its device."""
-        if self._unpacking.is_long and self._stage is None:
+        if self.hearing.unpacking.is_long and self._stage is None:
             self._stage = Forwarder()
         if self._stage is not None:
             self.look_seconds, self.hearing.is_the_loops = _LOOK_SECONDS, False
@@ -180,13 +177,7 @@ class Processes(Crew):
             self.hearing.read(0)
 
     def _new_results(self, recorder: FlightRecorder) -> Any:
-        return Incoming(
-            self.hearing,
-            recorder,
-            self._finalize,
-            self._unpacking,
-            in_order=self._spec.in_order,
-        )
+        return Incoming(self.hearing, recorder, in_order=self._spec.in_order)
 
     def _begin(self, epoch: Epoch) -> None:
         incoming: Any = epoch.results
