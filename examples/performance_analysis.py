@@ -26,11 +26,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from _moving_noise import write_video
 from torch import Tensor
 
 import spdl_torch.io
 from spdl_torch import PipelineFailure
-from spdl_torch.measuring.videos import write_video
 from spdl_torch.observe import SQLiteStatsWriter, log_stats_summary, recorders, recording_gc
 from spdl_torch.pipeline import Pipeline, PipelineBuilder
 

@@ -132,7 +132,7 @@ def videos(options: BenchOptions, folder: Path) -> dict[str, Any]:
     """Return as settings the user's folder of videos, or a video of our own in ``folder``, read
     once, to cache them; with what SPDL's decoder needs set up."""
     if options.data is None:
-        from spdl_torch.measuring.videos import write_video
+        from _moving_noise import write_video
 
         write_video(folder / "moving.mp4", seconds=3 if options.smoke else 10)
     paths = paths_in(options.data or folder)

@@ -1,4 +1,4 @@
-"""What the commands that measure share: photographs and videos.
+"""Photographs to measure with: what ``demo`` reads, and the command that writes them.
 
-Importing it does not import torch, and it does not know which command it serves.
+Importing it does not import torch.
 """

@@ -84,14 +84,14 @@ class Fields:
         self.grain = rng.standard_normal((_FIELD_PIXELS, _FIELD_PIXELS), dtype=np.float32)
 
 
-def photograph(fields: Fields, index: int, size: tuple[int, int] | None = None) -> Pixels:
+def photograph(fields: Fields, index: int) -> Pixels:
     """Paint photograph number ``index``: light, a few objects that hide each other, texture.
 
-    size: width and height in pixels; None: drawn from ``SIZES``.
     Returns: uint8, shape (H, W, 3).
     """
     rng = np.random.default_rng([fields.seed, index])
-    width, height = _draw_size(rng) if size is None else size
+    weights = np.array([weight for _, _, weight in SIZES])
+    width, height, _ = SIZES[rng.choice(len(SIZES), p=weights / weights.sum())]
     texture = rng.uniform(0.3, 3.3)  # some photographs are all grass, some all sky
     luma = 120 + 45 * _cut(fields.smooth, rng, height, width)
     luma += 20 * texture * _cut(fields.rough, rng, height, width)
@@ -107,12 +107,6 @@ def photograph(fields: Fields, index: int, size: tuple[int, int] | None = None) 
     blue, red = chroma
     rgb = np.stack((luma + 1.4 * red, luma - 0.34 * blue - 0.71 * red, luma + 1.77 * blue), axis=2)
     return rgb.clip(0, 255).astype(np.uint8)
-
-
-def _draw_size(rng: np.random.Generator) -> tuple[int, int]:
-    weights = np.array([weight for _, _, weight in SIZES])
-    width, height, _ = SIZES[rng.choice(len(SIZES), p=weights / weights.sum())]
-    return width, height
 
 
 def _noise(rng: np.random.Generator, *, slope: float) -> Field:

@@ -15,6 +15,7 @@ from _datasets import Indices
 from _folders import ROOT
 from _gates import until
 from _measures_here import measure_here
+from _moving_noise import write_video
 from bench import memory
 from bench.arguments import main
 from bench.command import choose, run_bench
@@ -30,8 +31,6 @@ from bench.loaders import (
 from bench.peers import installed, left_out
 from bench.tables import TABLES, BenchOptions, load_table
 from PIL import Image
-
-from spdl_torch.measuring.videos import write_video
 
 BENCH = ROOT / "examples" / "bench"
 KEYS = {"title", "settings", "metrics", "rows", "ratios", "failures", "remarks"}
