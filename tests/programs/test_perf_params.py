@@ -250,11 +250,16 @@ def test_element_is_measured_on_samples(target, found):
 
 
 def test_random_numbers_are_as_before_when_samples_were_measured():
-    """An estimate does not change what training draws."""
+    """An estimate does not change what training draws; with a size nothing is loaded."""
     torch.manual_seed(1), random.seed(1), np.random.seed(1)
     expected = torch.rand(1), random.random(), np.random.rand()
     torch.manual_seed(1), random.seed(1), np.random.seed(1)
     dataset = Growing()
+    params, text = estimate(dataset, element_bytes=MIB, batch_size=4)
+    assert dataset.asked == []
+    assert params == PerfParams.manual(num_workers=10, prefetch_factor=1)
+    assert "element: 1,048,576 bytes (given), 4 in a batch" in text
+    assert "in flight: at most 84.0 MiB" in text
     estimate(dataset)
     assert dataset.asked == [0, 33, 66]
     assert (torch.rand(1), random.random(), np.random.rand()) == expected
@@ -278,27 +283,12 @@ def test_estimate_warns_when_the_size_is_not_known(target, reason):
     assert "in flight" not in text
 
 
-def test_nothing_is_loaded_when_the_size_is_given():
-    """Nor is a word said of samples."""
-    dataset = Growing()
-    params, text = estimate(dataset, element_bytes=MIB, batch_size=4)
-    assert dataset.asked == []
-    assert params == PerfParams.manual(num_workers=10, prefetch_factor=1)
-    assert "element: 1,048,576 bytes (given), 4 in a batch" in text
-    assert "in flight: at most 84.0 MiB" in text
-
-
-def test_every_figure_is_printed(capsys):
-    """With its origin and its effect, on stdout by default."""
-    PerfParams.estimate(
-        Growing(),
-        batch_size=2,
-        num_cores=16,
-        memory_bytes=64 * MIB,
-        local_world_size=2,
-        cpu_util=0.5,
-        memory_util=0.5,
-    )
+def test_every_figure_is_printed_or_logged(capsys, caplog):
+    """With its origin and its effect, on stdout by default; else at INFO level, of the logger that
+    has the package's name."""
+    machine = {"num_cores": 16, "memory_bytes": 64 * MIB, "local_world_size": 2}
+    options = {"batch_size": 2, "cpu_util": 0.5, "memory_util": 0.5, **machine}
+    PerfParams.estimate(Growing(), **options)
     assert capsys.readouterr().out.splitlines() == [
         "cores: 16 * 0.5 / 2 ranks -> threads: 4",
         "memory: 64.0 MiB * 0.5 / 2 ranks -> 16.0 MiB",
@@ -306,10 +296,6 @@ def test_every_figure_is_printed(capsys):
         "in flight: at most 13,936 bytes",
         "PerfParams.manual(num_workers=4, prefetch_factor=2)",
     ]
-
-
-def test_text_goes_to_the_log_when_it_is_not_written(caplog, capsys):
-    """At INFO level, of the logger that has the package's name."""
     with caplog.at_level(logging.INFO, "spdl_torch.autotune"):
         PerfParams.estimate([b"x"], write=None)
     assert "PerfParams.manual(num_workers=" in caplog.text
