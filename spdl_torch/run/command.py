@@ -38,6 +38,10 @@ def add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 
 
 def _run(options: argparse.Namespace) -> int:
+    if options.module:  # of which argparse takes "--" for the end
+        options.module, options.program = options.module + options.program, []
+    elif options.program[:1] == ["--"]:
+        options.program = options.program[1:]
     if options.code or options.program[:1] == ["-"]:
         raise CommandError("code of -c or of standard input is not run: write it to a file.")
     if not (options.module or options.program):

@@ -9,7 +9,7 @@ import sys
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..observe.page.page import html_of, write_page
 from ..observe.verdict.ranks import slowest_of
@@ -18,6 +18,10 @@ from ..observe.verdict.verdict import how_input_bound
 from ..shown_text import percent, printable, shown_seconds, wrapped
 from .program import while_it_runs
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_LEAST_SECONDS = 2.0
 _RANKS_SECONDS = 10  # how long rank 0 waits for the others to end
 _NAMED = re.compile(
     r"^ *from torch\.utils\.data(\.\w+)? import (\([\w\s,]*|[\w ,]*)\bDataLoader\b", re.M
@@ -29,9 +33,7 @@ _ranks: list[Any] = []
 def end_process(options: Any, known: dict[Any, Any]) -> None:
     """Show what is known of this process's loaders, once; of several ranks, on the first."""
     while_it_runs.close()
-    sites = list(known.values())
-    for made in sites:
-        made.due()
+    sites = _by_place(known.values())
     known.clear()
     if not sites:
         return
@@ -51,6 +53,18 @@ def end_process(options: Any, known: dict[Any, Any]) -> None:
                 print(f"spdl-torch run: --html: {printable(str(error))}", file=sys.stderr)
 
 
+def _by_place(sites: Iterable[Any]) -> list[Any]:
+    """Return what is known of each site; those of one place with less than 2 s are one."""
+    found: dict[Any, Any] = {}
+    for made in sites:
+        made.due()
+        is_short = made.time[0] < _LEAST_SECONDS
+        own = found.setdefault(made.site[:-1] if is_short else made.site, made)
+        if own is not made:
+            own.add(made)
+    return list(found.values())
+
+
 def _leave_figures(sites: list[Any], folder: Path) -> None:
     """Write the figures of this process's loops, at its end."""
     figures = {}
@@ -66,20 +80,21 @@ def _leave_figures(sites: list[Any], folder: Path) -> None:
 def _told(made: Any) -> str:
     head = f"\nspdl-torch run: {made.site.where}: {made.site.loads}, {made.how}"
     seconds, waits = made.time
-    if seconds < 2:
+    if seconds < _LEAST_SECONDS:
         return f"{head}: less than 2 s of loading, no report"
     if made.report is not None:
         return f"{head}\n{made.report}\nEDIT     {_edit(made.site)}"
     whole, next_, loop = (
         1e3 * each / max(1, made.num_batches) for each in (seconds, made.waited, made.stepped)
     )
+    gain = 1 / max(1e-9, 1 - waits)
     said = heads_of(
         f"{how_input_bound(waits)}: a step of {whole:.3g} ms waits {next_:.3g} ms in next() and "
         f"takes {loop:.3g} ms in the loop. The first batch took "
         f"{shown_seconds(made.first)}; {made.num_batches:,} took {shown_seconds(seconds)}.",
         "A loader that costs nothing would make the loop at most "
-        f"{1 / max(1e-9, 1 - waits):.3g}x as fast. torch's workers are not seen: where ours takes "
-        "the dataset, without --loader, the report says which part of loading takes the time.",
+        f"{gain:,.{0 if gain >= 10 else 2}f}x as fast. torch's workers are not seen: where ours "
+        "takes the dataset, without --loader, the report says which part of loading takes the time.",
     )
     return "\n".join([head, *(wrapped(text, f"{word:<9}") for word, text in said)])
 

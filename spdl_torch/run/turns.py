@@ -40,6 +40,8 @@ def compare(options: argparse.Namespace) -> int:
         print(f"spdl-torch run: turn {number}: {options.loader}", file=sys.stderr, flush=True)
         found[options.loader].append(_turn(options, number))
 
+    if not any("batches/s" in name for name in found["torch"][0]):
+        print("spdl-torch run: no loader has given two batches.", file=sys.stderr)
     width = max(map(len, found["torch"][0]), default=0)
     print(f"{'':{width}}{'torch':>20}{'ours':>20}  ours/torch")
     for name in found["torch"][0]:

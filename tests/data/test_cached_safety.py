@@ -272,3 +272,10 @@ def test_training_goes_on_where_no_folder_can_be_made_in_memory(tmp_path, monkey
     assert [dataset[index] for index in range(3)] == SAMPLES
     assert "cache memory: not used: " in caplog.text
     assert "is not used" in dataset.loading_remarks()[0]
+
+
+def test_folder_that_cannot_be_made_is_an_error(tmp_path):
+    """Below a link to a disk that is not there."""
+    (tmp_path / "scratch").symlink_to(tmp_path / "absent" / "place")
+    with pytest.raises(FileNotFoundError, match="scratch"):
+        cached([1], tmp_path / "scratch" / "kept", version=1)

@@ -284,7 +284,7 @@ def test_script_trains_the_same(folder):
 def test_module_trains_the_same(folder):
     """A package with relative imports. Nothing is imported or kept when a loader goes: Python drops
     what ends of objects raise, and Ctrl-C would be lost for as long as that takes."""
-    status, _, err = both_ways(folder, "-m", "package", "--lr", "1")
+    status, _, err = both_ways(folder, "-m", "package", "--lr", "1", "--", "x")
     assert status == 0
     assert sites(err) == ["package/__main__.py:7"]
 
@@ -365,6 +365,22 @@ def test_report_and_page_and_file_are_of_the_program(folder, capsys):
     assert "long.py:15" in (folder / "page.html").read_text()
     assert main(["report", str(folder / "run.db")]) == 0
     assert "VERDICT" in capsys.readouterr().out
+
+
+def test_datasets_of_one_line_are_told_together_where_each_is_short(folder):
+    """By their class and the first one's length; one that loads for long has a report of its
+    own."""
+    text = "import time\nfrom torch.utils.data import DataLoader\nfrom data import Squares\n"
+    text += "class Many(Squares):\n def __init__(self, n):\n  self.n = n\n"
+    text += " def __len__(self):\n  return self.n\nfor n in (4, 3, 10**9, 2):\n"
+    text += " began = time.perf_counter()\n for _ in DataLoader(Many(n)):\n"
+    text += "  if time.perf_counter() - began > 2.1:\n   break\n"
+    (folder / "lengths.py").write_text(text)
+    status, _, err = ended(start(folder, *UNDER_RUN, "--", "lengths.py"))
+    assert status == 0
+    told = re.findall(r"^spdl-torch run: lengths.py:\d+: (.*), batch_size=1, .*?0(.*)", err, re.M)
+    short = ": less than 2 s of loading, no report"
+    assert told == [("Many of 4 and others", short), ("Many of 1,000,000,000", "")]
 
 
 def test_page_that_cannot_be_written_at_the_end_is_a_line(folder):

@@ -74,6 +74,7 @@ def hold(folder: str) -> Descriptor:
     Raises: UnsafePlaceError: it is not this user's alone; OSError.
     """
     path = os.path.join(folder, _ALIVE)
+    os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)  # what is missing now stays so
     while True:
         try:
             file = open_in(open_own_folder(folder), _ALIVE)
