@@ -94,7 +94,7 @@ def _told(made: Any) -> str:
         f"{shown_seconds(made.first)}; {made.num_batches:,} took {shown_seconds(seconds)}.",
         "A loader that costs nothing would make the loop at most "
         f"{gain:,.{0 if gain >= 10 else 2}f}x as fast. torch's workers are not seen: where ours "
-        "takes the dataset, without --loader, the report says which part of loading takes the time.",
+        "takes the dataset, without --loader, the report says which part of loading takes time.",
     )
     return "\n".join([head, *(wrapped(text, f"{word:<9}") for word, text in said)])
 
