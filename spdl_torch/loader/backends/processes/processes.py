@@ -79,8 +79,6 @@ class Processes(Crew):
         limit = spec.max_outstanding, spec.num_workers
         self._locker = None if stage is None else stage.limited(*limit)
         self._context = context_of(context)
-        # Whether children are copies of this process and of the thread that starts them.
-        self._are_copies = forks(self._context)
         self.hearing = Hearing(spec.finalize, unpacking)
         self.counts: ProcessCounts = ProcessCounts(spec.num_workers, self.hearing)
         self._numbers = range(spec.num_workers)  # of the workers that do not leave
@@ -115,7 +113,7 @@ class Processes(Crew):
             self._epoch = None
             self._deaths.clear()
             self._lost = None
-        elif self._are_copies:
+        elif forks(self._context):
             install_for_copies()
         there, leaving = self.children, self._leaving()
         stay = {n: there[n] for n in self._numbers if n in there and not there[n].is_over}
@@ -148,7 +146,7 @@ class Processes(Crew):
         """Start children, and return when they exist. Raises: why one could not be started; all of
         them then end."""
         try:
-            if self._are_copies:
+            if forks(self._context):
                 with handlers_deferred():
                     for child in children:
                         child.start()
@@ -372,14 +370,15 @@ class Processes(Crew):
             return
         child.reap()
         jobs = list(child.jobs.values())
-        tries_again = child.may_try_again and not self._are_copies
+        are_copies = forks(self._context)
+        tries_again = child.may_try_again and not are_copies
         if not (tries_again or self._may_be_replaced(child, jobs)):
             self._lose(epoch, child, jobs)
             return
         lives = child.num_lives + 1 if tries_again else 1
         successor = self._new_child(child.number, epoch, num_lives=lives)
         numbers: Sequence[int] = (successor.number,)
-        if self._are_copies:
+        if are_copies:
             try:
                 self._start(successor)
             except Exception as error:
@@ -387,14 +386,14 @@ class Processes(Crew):
                 self._lose(epoch, successor)
                 return
         self._put(successor)
-        if not (self._are_copies or tries_again):  # the loop would wait for its import
+        if not (are_copies or tries_again):  # the loop would wait for its import
             self._spared = (*self._spared, successor)
             numbers = self.numbers_at_work()
         for job in jobs:
             # Another child gets them after its own jobs: if one kills it, too, that one is first
             # again, and its second death is counted.
             self._idlest(numbers).submit(job)
-        if not self._are_copies:
+        if not are_copies:
             self._start_late([successor], partial(self.hearing.tell, successor))
         self._have_heard(successor)
         if tries_again:
