@@ -271,8 +271,9 @@ def test_share_counts_from_100_samples_on(budget, tried, workers):
     batches = iter(loader)
     for _ in range(tried // 20 - 1):
         next(batches)
-    with pytest.raises(PipelineFailure, match=f"of {tried} samples failed"):
+    with pytest.raises(PipelineFailure, match=f"of {tried} samples failed") as caught:
         next(batches)
+    assert {type(error) for error in caught.value.exceptions} == {ValueError}
 
 
 @everywhere

@@ -150,6 +150,7 @@ def check_places(seat, dataset, loader, where, hook):
         assert where in notes_of(outcome)
         assert hook in full(outcome), (kind, outcome)
         assert hook != "to" or f"batch {number}" in notes_of(outcome)
+        assert hook != "__getitem__" or f"sample index {number}" in notes_of(outcome)
 
 
 @pytest.mark.parametrize("kind", NO_EXCEPTIONS)
@@ -504,10 +505,13 @@ LEVELS = 200
 
 
 def failing_in_kind(index):
-    """Sample 0 has an error with slots; sample 1 one that cannot be sent; sample 2 a task group in
-    a task group in ..., which fails at every level and with a cause."""
+    """Sample 0 has an error with slots, while another is handled; sample 1 one that cannot be sent;
+    sample 2 a task group in a task group in ..., which fails at every level and with a cause."""
     if index == 0:
-        raise Slotted("slotted", 7)
+        try:
+            raise KeyError("inner")
+        except KeyError:
+            raise Slotted("slotted", 7)  # noqa: B904  # as people write it
     error = Locked("innermost")
     for level in range(LEVELS if index == 2 else 0):
         error = Level(f"level {level}", [ValueError(level), error])
@@ -529,10 +533,13 @@ def leaves_of(group):
 
 @in_every_seat
 def test_error_keeps_what_can_be_sent(seat):
-    """Arguments, attributes and slots; what cannot be sent from a process is named, and the text is
-    the user's. Groups in groups come to some depth, and the errors of deeper ones all the same."""
+    """Arguments, attributes and slots, and what was being handled; what cannot be sent from a
+    process is named, and the text is the user's. Groups in groups come to some depth, and the
+    errors of deeper ones all the same."""
     slotted, locked, group = outcomes_of(iter(seat.loader(Made(failing_in_kind, 3), 1)))
     assert (type(slotted), str(slotted), slotted.code) == (Slotted, "slotted", 7)
+    assert (repr(slotted.__context__), slotted.__cause__) == ("KeyError('inner')", None)
+    assert not slotted.__suppress_context__
     assert (type(locked), locked.args, locked.detail) == (Locked, ("innermost",), 17)
     if seat.are_processes:
         assert "without its attribute _Slotted__own, which" in notes_of(slotted)

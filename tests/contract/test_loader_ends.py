@@ -1,22 +1,29 @@
 """Loaders at the edges of a program: its exit, daemon threads, contexts of threads, Ctrl-C."""
 
 import fcntl
+import gc
 import os
+import signal
 import subprocess
 import sys
 import textwrap
 import threading
+import time
+import weakref
 from multiprocessing.context import SpawnContext
 from pickle import PicklingError
 
 import _warm
 import pytest
-from _datasets import Rows
-from _inside import placement_of
-from _loader_helpers import DataLoader
+from _datasets import BulkData, GatedData, MapData, Rows, StreamData
+from _folders import HELPERS
+from _gates import is_gone, is_running, shared_memory_of, until
+from _inside import placement_of, state_of
+from _loader_helpers import PATIENCE_SECONDS, DataLoader, ThreadLoader as OnThreads, torch_loader
 from _seats import FORKED, THREADS, in_every_seat, in_seats
 from torch.utils.data import IterableDataset
 
+from spdl_torch.observe import query_task_stats
 from spdl_torch.pipeline import PipelineBuilder
 
 
@@ -325,3 +332,189 @@ def test_definition_prints_the_beginning_of_its_source():
     config = PipelineBuilder().add_source(list(range(100_000))).pipe(str).add_sink(3).get_config()
     assert "source=[0, 1, 2, 3, 4, 5, ...]" in repr(config)
     assert len(repr(config)) < 1_000
+
+
+# -- a loader that is gone keeps nothing alive -----------------------------------------------------
+
+
+class Stateful(StreamData):
+    """Keeps a state of its own, which fails."""
+
+    def state_dict(self):
+        raise LookupError("no state")
+
+    def load_state_dict(self, state):
+        raise LookupError("no state")
+
+
+def train(loader, how):
+    """Two epochs, each ended in that way."""
+    for _ in range(2):
+        try:
+            for number, _batch in enumerate(loader):
+                if how in ("break", "state") and number == 1:
+                    break
+        except (ValueError, LookupError):
+            pass
+        if how == "state" or (how == "end, state" and loader.persistent_workers):
+            with pytest.raises(LookupError, match="no state"):
+                loader.state_dict()
+
+
+@pytest.fixture
+def without_collector():
+    """What is freed is freed by its last reference."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+OPTIONS = {
+    "0": {},
+    "0, no figures": {"stats": False},
+    "2": {"num_workers": 2},
+    "2, skipping": {"num_workers": 2, "on_error": "skip", "error_budget": 99},
+    "persistent": {"num_workers": 2, "persistent_workers": True},
+    "persistent, no figures": {"num_workers": 2, "persistent_workers": True, "stats": False},
+    "auto": {"num_workers": "auto"},
+    "process": {"num_workers": 1, "isolation": "process"},
+}
+WAYS = ["end", "break", "error", "state", "end, state"]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_dataset_goes_with_its_loader(options, without_collector):
+    """However its epochs ended; as with torch's loader."""
+    kept = []
+    is_process = options == "process"
+    for kind in (MapData, BulkData, StreamData, Stateful):
+        for how in ("break", "error", "state") if is_process else WAYS:
+            if ("state" in how) != (kind is Stateful):
+                continue
+            data = kind(12, {5: ValueError} if how == "error" else {})
+            found = weakref.ref(data)
+            # torch's too, but in the trainer's process: elsewhere its dataset is another.
+            loaders = [torch_loader(data, 2), OnThreads(data, 2, **OPTIONS[options])]
+            for loader in loaders if kind is not Stateful else loaders[1:]:
+                if kind is Stateful:
+                    state_of(loader).position.want()
+                train(loader, how)
+            del data, loader, loaders
+            kept.append((kind.__name__, how, found))
+    until(lambda: not [(kind, how) for kind, how, found in kept if not is_gone(found)])
+
+
+def test_dataset_goes_with_its_loader_while_a_worker_is_stuck(without_collector):
+    """It goes when the worker does."""
+    data = GatedData(12)
+    gate, entered, found = data.gate, data.entered, weakref.ref(data)
+    batches = iter(OnThreads(data, 2, num_workers=2))
+    assert entered.wait(60)
+    del batches, data
+    assert found() is not None
+    gate.set()
+    until(lambda: is_gone(found))
+
+
+# -- a loader, a pipeline and a statistics file in use ---------------------------------------------
+
+
+PROGRAM = """
+    import itertools, multiprocessing, os, signal, sys, threading, time
+    sys.path.insert(0, {tests!r})
+    import torch
+    import _lazy_device
+    from spdl_torch import DataLoader
+    from spdl_torch.observe import SQLiteStatsWriter, recorders
+    from spdl_torch.pipeline import PipelineBuilder
+
+    multiprocessing.set_start_method("fork")
+    how = {how!r}
+    ending = threading.Event()
+
+    class Backend(_lazy_device.LazyBackend):
+        def copy(self, target, source):
+            if ending.is_set() and how == "transfer":
+                raise RuntimeError("the link is down")
+            super().copy(target, source)
+
+    _lazy_device.install(_lazy_device.LazyDevice(is_prompt=True), backend=Backend)
+
+    def collate(samples):
+        if ending.is_set() and how == "collate":
+            raise RuntimeError("ragged")
+        return torch.tensor(samples)
+
+    def stop(*_):
+        sys.exit(143)
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, stop)
+    writer = SQLiteStatsWriter({path!r}, flush_interval=3600)
+    writer.start()
+    builder = PipelineBuilder().add_source(itertools.count()).pipe(str, name="decode")
+    pipeline = builder.add_sink().build(**recorders(writer.log))
+    loader = DataLoader(
+        range(10**6),
+        batch_size=8,
+        num_workers=2,
+        collate_fn=collate,
+        device={device!r},
+        isolation="thread" if how == "collate" else "auto",  # where it sees the event
+    )
+
+    def end():
+        ending.set()
+        pids = [os.getpid(), *(child.pid for child in multiprocessing.active_children())]
+        print(time.time(), *pids, flush=True)
+        if how == "ctrl-c":
+            os.kill(os.getpid(), signal.SIGINT)
+        elif how == "SIGTERM":
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif how == "fork":
+            pid = os.fork()
+            if pid == 0:
+                sys.exit(0)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+            sys.exit(0)
+
+    for step, batch in enumerate(loader):
+        pipeline.get_item()
+        if step == 20:
+            end()
+            if how == "exit":
+                break
+"""
+
+ENDS = {
+    ("exit", "cuda"): (0, ""),
+    ("fork", None): (0, ""),
+    ("ctrl-c", None): (-signal.SIGINT, "KeyboardInterrupt"),
+    ("SIGTERM", "cuda"): (143, ""),
+    ("collate", None): (1, "RuntimeError: ragged\nin collate_fn (spdl-loader-"),
+    ("transfer", "cuda"): (1, "RuntimeError: the link is down"),
+}
+
+
+@pytest.mark.parametrize(("how", "device"), ENDS)
+def test_program_ends_and_its_file_is_whole(tmp_path, how, device):
+    """The exit code and the one traceback are the user's, no process is left and nothing in shared
+    memory, and what the pipeline did last is in the file."""
+    if how == "fork" and not hasattr(os, "fork"):
+        pytest.skip("needs fork")
+    path = tmp_path / "stats.db"
+    names = {"tests": str(HELPERS), "how": how, "path": str(path), "device": device}
+    program = textwrap.dedent(PROGRAM).format(**names)
+    words = ["-W", "ignore", "-c", program]
+    child = _warm.run(words, timeout=3 * PATIENCE_SECONDS, ends_whole=True)
+    code, words = ENDS[how, device]
+    assert child.returncode == code, child.stderr
+    began, *pids = child.stdout.split()
+    print(f"{how}, {device}: {time.time() - float(began):.2f} s")  # to see with -s
+    assert child.stderr.count("Traceback") == (1 if code == 1 or how == "ctrl-c" else 0)
+    assert words in child.stderr
+    assert shared_memory_of(*pids) == set()
+    until(lambda: not any(map(is_running, pids)))
+    (row,) = query_task_stats(path)
+    assert row["num_tasks"] >= 21

@@ -152,29 +152,6 @@ def test_seeding_functions_keep_their_meaning_on_the_trainers_thread():
     assert isinstance(torch.seed(), int)
 
 
-class BegunWithDraws(IterableDataset):
-    """Draws while it begins and for each item; splits itself by worker."""
-
-    def __iter__(self):
-        info = get_worker_info()
-        first, step = (0, 1) if info is None else (info.id, info.num_workers)
-        begun = torch.rand(1, dtype=torch.float64)
-        for _ in range(first, 12, step):
-            yield torch.cat([begun, three_draws()])
-
-
-@pytest.mark.parametrize("batch_size", [None, 3])
-def test_iterables_item_draws_from_its_own_stream(batch_size):
-    """By its position, so an iterable that deals items out in turn draws the same for any split."""
-    runs = []
-    for workers in ({}, THREADS, PROCESSES):
-        loader = DataLoader(BegunWithDraws(), batch_size, seed=3, **workers)
-        # Where a generator begins, it draws from torch's, in its first item's stream.
-        runs.append(sorted(item[2:] for b in loader for item in b.reshape(-1, 4).tolist()))
-    assert len(set(map(tuple, runs[0]))) == 12
-    assert all(run == runs[0] for run in runs)
-
-
 generator_of_threads = getattr(torch, "thread_safe_generator", lambda: None)
 """torch's function; 2.9 has none, and draws without a generator's name."""
 
@@ -185,24 +162,27 @@ def named_draw(_=None):
 
 
 class NamedNumbers(IterableDataset):
-    """Asks for its generator once and draws from it for each item; splits itself by worker."""
+    """Asks for its generator once, and draws from it and without it for each item; splits itself by
+    worker."""
 
     def __iter__(self):
         info = get_worker_info()
         first, step = (0, 1) if info is None else (info.id, info.num_workers)
         generator = generator_of_threads()
         for _ in range(first, 12, step):
-            yield torch.rand(2, generator=generator)
+            yield torch.cat([torch.rand(2, generator=generator), three_draws()])
 
 
 @pytest.mark.parametrize("workers", [{}, THREADS, PROCESSES], ids=["none", "threads", "processes"])
 def test_thread_safe_generator_follows_the_samples_stream(workers):
-    """The draws are those of code that names no generator, whoever makes a sample."""
+    """The draws are those of code that names no generator, whoever makes a sample; of an iterable's
+    item, too, by its position."""
     options = {"seed": 3, **workers}
     expected = drawn(DataLoader(Made(lambda _: torch.rand(2)), 5, seed=3))
     assert drawn(DataLoader(Made(named_draw), 5, **options)) == expected
     items = [tuple(item.tolist()) for item in DataLoader(NamedNumbers(), None, **options)]
-    assert sorted(items) == sorted(expected)
+    numbers = Made(lambda _: torch.cat([torch.rand(2), three_draws()]), 12)
+    assert sorted(items) == sorted(drawn(DataLoader(numbers, 5, seed=3)))
 
 
 def from_workers(_=None):
@@ -342,21 +322,6 @@ def test_functions_that_are_led_elsewhere_look_as_they_did():
     result = run_script(script)
     assert result.stderr == ""
     assert result.stdout.splitlines() == ["True True", "set()", "True", "True True"]
-
-
-@pytest.mark.usefixtures("led_by")
-@pytest.mark.parametrize("workers", [{}, THREADS], ids=["none", "threads"])
-@pytest.mark.parametrize("kind", ["map", "iterable"])
-def test_trainers_generators_stand_still_while_loading(kind, workers):
-    """torch's, Python's and numpy's, whatever the dataset, collate_fn and worker_init_fn draw or
-    seed."""
-    dataset = Made(three_draws) if kind == "map" else BegunWithDraws()
-    options = {"worker_init_fn": seed_workers, "generator": torch.Generator(), **workers}
-    before = states_of_program()
-    batches = iter(DataLoader(dataset, 4, collate_fn=collate_and_draw, **options))
-    assert states_of_program() == before
-    for _ in batches:
-        assert states_of_program() == before
 
 
 def test_threads_of_the_trainer_draw_from_the_process_while_a_batch_is_made():

@@ -143,27 +143,6 @@ def test_error_of_a_map_style_state_is_an_error_of_state_dict(what):
             loader.state_dict()
 
 
-@pytest.mark.parametrize(
-    ("dataset", "kind"),
-    [*product([Live, LiveIterators, Endless], ["none", "persistent"]), (Live, "processes")],
-)
-def test_state_is_apart_from_what_goes_on(dataset, kind):
-    """A container that the object goes on using stays as it was; so does what the user saved."""
-    options = {**KINDS[kind], "batch_size": 2, "seed": 5}
-    loader = DataLoader(dataset(), **options)
-    states, epochs = [(0, 0, loader.state_dict())], []
-    for epoch in range(2):
-        epochs.append([])
-        for batch in loader:
-            epochs[-1].append(batch.tolist())
-            states.append((epoch, len(epochs[-1]), loader.state_dict()))
-    text = json.dumps(states)
-    for epoch, position, state in states[::3]:  # each takes a loader of its own
-        again = resumed(DataLoader(dataset(), **options), state)
-        assert batches_of(again) == epochs[epoch][position:], (epoch, position)
-    assert json.dumps(states) == text, "neither going on nor loading has changed one"
-
-
 @pytest.mark.parametrize("kind", ["none", "persistent"])
 @pytest.mark.parametrize("wanted", ["before", "at the end"])
 def test_state_before_the_first_batch_has_the_datasets_own(kind, wanted):

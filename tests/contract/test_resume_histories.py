@@ -229,6 +229,8 @@ def played(history, lengths, done):
             batches, (state, rng) = None, stored(loader)
             if event.what != "same":
                 loader, seat = history.make(event.seat), event.seat
+            else:
+                state = SAVED[-1][0]  # itself: loading it is not to change it either
             batches = resumed(history, loader, state, rng)
             if event.what == "twice":
                 got += taken(batches, min(1, length - len(got)))
@@ -299,6 +301,12 @@ KILLED = told("bulk", FORKED, [(2, "kill", NONE), (1, "twice", FORKED), (2, "kil
 LEFT = told("map", THREADS, [(4, "twice", FORKED), (1, "same", NONE)], [], in_order=False)
 STAYED = told("steps", FORKED, [], [(1, "elsewhere", THREADS)], [], persistent=True)
 SERVED_ONES = told("bulk", SERVED, [(2, "kill", NONE), (1, "elsewhere", THREADS)], in_order=False)
+PLACED = told("steps", SERVED, [(2, "elsewhere", SERVED)], [], persistent=True)
+APART = [
+    told(kind, seat, [(2, "same", seat), (2, "elsewhere", seat)], [(1, "same", seat)], [], **more)
+    for kind in ("live", "live iterators", "endless")
+    for seat, more in ((NONE, {}), (THREADS, {"persistent": True}))
+]
 WENT_ON = told("endless", THREADS, [(3, "same", NONE)], [(1, "twice", FORKED)], persistent=True)
 
 
@@ -312,6 +320,8 @@ def test_histories_lose_and_change_nothing():
     def run(history):
         check(history, done)
 
+    for history in APART:
+        check(history, done)
     run()
     assert min(done[what] for what in ("twice", "same", "elsewhere")) > 15
 
@@ -328,6 +338,7 @@ def test_histories_lose_and_change_nothing_when_workers_are_processes(caplog):
     @example(STAYED)
     @example(WENT_ON)
     @example(SERVED_ONES)
+    @example(PLACED)
     def run(history):
         check(history, done)
 

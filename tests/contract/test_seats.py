@@ -16,12 +16,8 @@ import torch
 from _datasets import (
     KINDS,
     MAP_STYLE,
-    BadRows,
-    BatchRows,
     Broken,
     Drawing,
-    OwnPlaceStream,
-    PlacedStream,
     Rows,
     Stream,
 )
@@ -41,9 +37,8 @@ from _seats import (
     in_seats,
     with_workers,
 )
-from torch.utils.data import BatchSampler, Dataset, get_worker_info
+from torch.utils.data import Dataset, get_worker_info
 
-from spdl_torch import PipelineFailure
 from spdl_torch.errors import PipelineStopped
 from spdl_torch.observe import tracing
 
@@ -107,32 +102,6 @@ def test_order_batches_and_lengths_are_torchs_and_bits_the_same_everywhere(seat,
         assert len(loader) == len(epochs[0])
 
 
-WAYS = {
-    "rows": (Rows, {"batch_size": 4, "drop_last": True}),
-    "batch rows": (BatchRows, {"batch_size": 4, "drop_last": True}),
-    "stream": (Stream, {"batch_size": 4, "drop_last": True}),
-    "one by one": (Rows, {"batch_size": None, "sampler": [5, 0, 5]}),
-    "stream, one by one": (Stream, {"batch_size": None}),
-    "batches": (Rows, {"batch_sampler": BatchSampler([3, 1, 20, 1, 0], 2, drop_last=False)}),
-}
-
-
-@functools.cache
-def epoch_of_torch(num_workers, way):
-    kind, options = WAYS[way]
-    return indices_of((THREADS if num_workers else NONE).peer(kind(LENGTH), **options))
-
-
-@in_every_seat
-@pytest.mark.parametrize("way", WAYS)
-def test_ways_to_make_batches_are_torchs(seat, way):
-    """Without a last batch that is not full, item by item, by a sampler of batches."""
-    kind, options = WAYS[way]
-    loader = seat.loader(kind(LENGTH), **options)
-    assert indices_of(loader) == epoch_of_torch(seat.num_workers, way)
-    assert kind is Stream or len(loader) == len(epoch_of_torch(0, way))
-
-
 class InOneCall(Dataset):
     """Its samples say with which others they were asked for."""
 
@@ -152,59 +121,6 @@ def test_samples_of_a_batch_are_asked_for_in_one_call(seat):
     assert list(loader) == [[indices] * len(indices) for indices in asked]
 
 
-@in_every_seat_by_pairs(kind=[Rows, PlacedStream, OwnPlaceStream], persistent=LIVES)
-def test_resumed_epochs_go_on_where_the_state_was_taken(seat, kind, persistent):
-    """A new loader with the state gives what the first one would have: batches, bits, and the
-    next epoch."""
-
-    def loader():
-        return seat.loader(
-            kind(LENGTH), BATCH, seed=3, persistent_workers=persistent, **options_of(kind)
-        )
-
-    first = loader()
-    first.state_dict()  # an iterable's own state is kept from here on
-    assert len(list(first)) == 11
-    batches, states = [], []
-    for batch in first:
-        batches.append(batch)
-        states.append(first.state_dict())
-    second = loader()
-    second.load_state_dict(states[4])
-    assert bits_of(second) == bits_of(batches[5:])
-    assert bits_of(second) == bits_of(first)
-
-
-@in_every_seat
-def test_error_of_a_sample_is_the_users_and_costs_its_batch_alone(seat):
-    """It comes in its batch's place, as itself, with the sample's index; the epoch goes on."""
-    batches, indices, errors = iter(seat.loader(BadRows(LENGTH), BATCH)), [], []
-    while True:
-        try:
-            indices.append(next(batches)["index"].tolist())
-        except StopIteration:
-            break
-        except Broken as error:
-            errors.append(error)
-            assert len(indices) == 4
-    assert indices == [[*range(n, min(n + 2, LENGTH))] for n in range(0, LENGTH, 2) if n != 8]
-    (error,) = errors
-    assert (error.args, error.index) == ((9, "here"), 9)
-    assert any("sample index 9" in note for note in error.__notes__)
-
-
-@in_every_seat
-def test_bad_sample_is_left_out_or_replaced(seat):
-    """With on_error="skip": the same batches, skipped samples, failures and length everywhere."""
-    expected = [[*range(n, min(n + 2, LENGTH))] for n in range(0, LENGTH, 2)]
-    for replace, batch in ((False, [8]), (True, [8, 10])):
-        loader = seat.loader(BadRows(LENGTH), BATCH, on_error="skip", replace=replace)
-        expected[4] = batch
-        assert indices_of(loader) == expected
-        assert [(sample.key, sample.stage) for sample in loader.skipped] == [(9, "fetch")]
-        assert len(loader) == len(expected)
-
-
 class ManyBadRows(Rows):
     """Every third is bad."""
 
@@ -212,18 +128,6 @@ class ManyBadRows(Rows):
         if index % 3 == 2:
             raise Broken(index, "here")
         return super().__getitem__(index)
-
-
-@in_every_seat
-def test_budget_of_bad_samples_is_exceeded_at_the_same_batch(seat):
-    """By a failure that holds the users' own errors; the loop may go on."""
-    batches = iter(seat.loader(ManyBadRows(15), 3, on_error="skip", error_budget=2))
-    assert [next(batches)["index"].tolist() for _ in range(2)] == [[0, 1], [3, 4]]
-    with pytest.raises(PipelineFailure, match="3 of 9 samples") as caught:
-        next(batches)
-    assert [(type(error), error.index) for error in caught.value.exceptions] == [
-        (Broken, index) for index in (2, 5, 8)
-    ]
 
 
 @in_every_seat
@@ -367,32 +271,6 @@ def test_steps_without_loading_have_the_first_batches_again(seat):
     assert indices_of(loader) == whole
 
 
-class Handling(Rows):
-    """Fails while it handles another error."""
-
-    def __getitem__(self, index):
-        try:
-            raise KeyError("inner")
-        except KeyError:
-            raise ValueError("outer")  # noqa: B904  # as people write it
-
-
-def handling(samples):
-    return Handling(1)[0]
-
-
-@in_seats(NONE, THREADS, FORKED, SERVED)
-@pytest.mark.parametrize("collate_fn", [None, handling])
-def test_error_shows_what_was_being_handled(seat, collate_fn):
-    """As in torch: during handling of that one, it occurred."""
-    loader = seat.loader(Rows(4) if collate_fn else Handling(4), 2, collate_fn=collate_fn)
-    with pytest.raises(ValueError, match="outer") as caught:
-        list(loader)
-    assert repr(caught.value.__context__) == "KeyError('inner')"
-    assert caught.value.__cause__ is None
-    assert not caught.value.__suppress_context__
-
-
 class Counting(Rows):
     """Counts the samples that it made, in what copies share where a dataset is vouched for, and in
     what they have of their own elsewhere."""
@@ -494,3 +372,6 @@ def test_close_waits_for_the_samples_under_way_on_threads():
     assert data.done.is_set()
     with pytest.raises(PipelineStopped, match="closed"):
         next(batches)
+
+
+# -- modes of torch --------------------------------------------------------------------------------

@@ -65,12 +65,36 @@ def resumed(kind, seat, batch_size=2):
     return again
 
 
-@pytest.mark.parametrize("seat", SEATS)
-def test_first_short_epoch_is_warned_of(seat):
+def hugging_face():
+    """A stream of the library's own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        datasets, table = library("datasets"), library("datasets.table")
+    numbers = table.InMemoryTable.from_pydict({"x": list(range(NUM_ITEMS))})
+    rows = datasets.Dataset(numbers, fingerprint="rows")  # else it pickles pyarrow's types
+    return rows.to_iterable_dataset(num_shards=4)
+
+
+OF_THE_LIBRARY = [
+    pytest.mark.filterwarnings("ignore"),  # in this and in later versions
+    pytest.mark.skipif(
+        "fork" not in multiprocessing.get_all_start_methods(), reason="workers are forked"
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "seat"),
+    [
+        *((Reapplies, seat) for seat in SEATS),
+        pytest.param(hugging_face, "without workers", marks=OF_THE_LIBRARY),
+    ],
+)
+def test_first_short_epoch_is_warned_of(kind, seat):
     """Once, with what to do."""
-    loader = resumed(Reapplies, seat)
+    loader = resumed(kind, seat)
     assert len(list(loader)) == 4
-    with pytest.warns(UserWarning, match=r"Reapplies has 8 items, just as .*set_epoch\(number\)"):
+    with pytest.warns(UserWarning, match=r" has 8 items, just as .*set_epoch\(number\)"):
         assert len(list(loader)) == 4
     assert len(list(loader)) == 4
     loader.close()
@@ -84,38 +108,12 @@ def test_whole_epochs_are_not_warned_of(seat):
     loader.close()
 
 
-def test_named_epochs_are_whole():
+@pytest.mark.parametrize("kind", [Reapplies, pytest.param(hugging_face, marks=OF_THE_LIBRARY)])
+def test_named_epochs_are_whole(kind):
     """As the warning says."""
-    loader = resumed(Reapplies, "without workers")
+    loader = resumed(kind, "without workers")
     lengths = []
     for epoch in range(3):
         loader.dataset.set_epoch(epoch)
         lengths.append(len(list(loader)))
-    assert lengths == [4, 8, 8]
-
-
-@pytest.mark.filterwarnings("ignore")  # of the library, in this and in later versions
-@pytest.mark.skipif(
-    "fork" not in multiprocessing.get_all_start_methods(), reason="workers are forked"
-)
-def test_streams_of_hugging_face_are_warned_of():
-    """And are whole where their epochs are named."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        datasets, table = library("datasets"), library("datasets.table")
-
-    def stream():
-        numbers = table.InMemoryTable.from_pydict({"x": list(range(NUM_ITEMS))})
-        rows = datasets.Dataset(numbers, fingerprint="rows")  # else it pickles pyarrow's types
-        return rows.to_iterable_dataset(num_shards=4)
-
-    loader = resumed(stream, "without workers")
-    assert len(list(loader)) == 4
-    with pytest.warns(UserWarning, match="set_epoch"):
-        assert len(list(loader)) == 4
-    named = resumed(stream, "without workers")
-    lengths = []
-    for epoch in range(3):
-        named.dataset.set_epoch(epoch)
-        lengths.append(len(list(named)))
     assert lengths == [4, 8, 8]

@@ -451,6 +451,7 @@ def test_cache_loads_on_threads_when_the_dataset_may():
         return placement_of(spdl_torch.DataLoader(kept, num_workers=1)).num_processes
 
     assert place() == place(transform=transforms.RandomHorizontalFlip()) == 0
+    assert place(transform=random_part) == 1
     silent = Made(3)
     silent.thread_safe = None
     loader = spdl_torch.DataLoader(cached(silent), num_workers=1)
@@ -547,11 +548,10 @@ def test_damaged_image_is_named_when_it_comes_from_the_cache(folder, tmp_path):
 class Lines(torch.utils.data.Dataset):
     """The contents of files by their names, which depend on the current folder."""
 
-    def __init__(self, folder):
+    def __init__(self, number):
         self.samples = [("a.txt", 0), ("b.txt", 1)]
         for name, _ in self.samples:
-            Path(name).write_text(f"{name} in {folder}")
-            os.utime(name, ns=(1, 1))
+            Path(name).write_text(f"{name} in {number}")
 
     def __len__(self):
         return 2
@@ -560,40 +560,42 @@ class Lines(torch.utils.data.Dataset):
         return Path(self.samples[index][0]).read_text(), self.samples[index][1]
 
 
-def shards(folder):
+def shards(number):
     """Two samples in a shard with an index, by a relative path."""
-    write_shard("a.tar", shard_of(*((0, 2) if folder == "one" else (2, 2))))
+    write_shard("a.tar", shard_of(2 * number, 2))
     return TarShards("a.tar", index=True)
 
 
-@pytest.mark.parametrize(("make", "version"), [(Lines, 1), (Lines, None), (shards, 1)])
+def images(number):
+    """One photograph, by a relative path."""
+    Path("root", "a").mkdir(parents=True)
+    Image.new("RGB", (8, 8), (number, 0, 0)).save("root/a/0.bmp")
+    return spdl_torch.ImageFolder("root")
+
+
+def caches_of(dataset, folder, version):
+    """What keeps its samples, one way or another."""
+    if isinstance(dataset, spdl_torch.ImageFolder):
+        return [spdl_torch.ImageFolder("root", cache=folder, version=version)]
+    kept = [cached(each, folder, version=version) for each in (dataset, Subset(dataset, [0, 1]))]
+    return kept + [TarShards("a.tar", cache=folder)] * isinstance(dataset, TarShards)
+
+
+@pytest.mark.parametrize(
+    ("make", "version"), [(Lines, 1), (Lines, None), (shards, 1), (images, 1), (images, None)]
+)
 def test_relative_paths_are_others_in_another_folder(tmp_path, monkeypatch, make, version):
     """Though size and time are the same, or nobody looks."""
-    for folder in ("one", "two"):
+    for number, folder in enumerate(("one", "two")):
         (tmp_path / folder).mkdir()
         monkeypatch.chdir(tmp_path / folder)
-        dataset = make(folder)
-        expected = [dataset[index] for index in range(2)]
-        for each in [dataset, Subset(dataset, [0, 1])] * 2:
-            kept = cached(each, tmp_path / "cache", version=version)
-            assert [kept[index] for index in range(2)] == expected
-
-
-@pytest.mark.parametrize("version", [None, 1])
-def test_caches_of_files_and_shards_tell_folders_apart(tmp_path, monkeypatch, version):
-    """Of relative paths, though size and time are the same, or nobody looks."""
-    for number, folder in enumerate(["one", "two"]):
-        (tmp_path / folder / "root" / "a").mkdir(parents=True)
-        monkeypatch.chdir(tmp_path / folder)
-        Image.new("RGB", (8, 8), (number, 0, 0)).save("root/a/0.bmp")
-        write_shard("a.tar", shard_of(2 * number, 2))
-        for name in ("root/a/0.bmp", "a.tar"):
-            os.utime(name, ns=(1, 1))
+        dataset = make(number)
+        for path in Path().rglob("*.*"):
+            os.utime(path, ns=(1, 1))
+        expected = [dataset[index] for index in range(len(dataset))]
         for _ in range(2):
-            images = spdl_torch.ImageFolder("root", cache=tmp_path / "cache", version=version)
-            assert images[0][0].getpixel((0, 0)) == (number, 0, 0)
-            copies = TarShards("a.tar", cache=tmp_path / "cache")
-            assert keys(copies) == keys(TarShards("a.tar"))
+            for kept in caches_of(dataset, tmp_path / "cache", version):
+                assert list(kept) == expected
 
 
 class Regions(fsspec.AbstractFileSystem):

@@ -14,7 +14,6 @@ import pytest
 import torch
 import torch.utils.data as torch_data
 from _datasets import Indices
-from _inside import placement_of
 from _readings import html_in_notebook, shown
 from hypothesis import given, settings, strategies as st
 
@@ -248,17 +247,6 @@ def test_history_of_a_training_leaves_no_trace():
         if with_processes:
             history[0] = (*history[0][:2], 2, "process")
         assert train(history) == expected, history
-
-
-def test_mixture_loads_on_threads_when_every_source_may():
-    """As each source would by itself; otherwise the log names the one that may not."""
-    of_ranges = mix({"a": range(5), "b": Noisy(0, 5)})
-    loader = spdl_torch.DataLoader(of_ranges, sampler=of_ranges.sampler(), num_workers=1)
-    assert placement_of(loader).num_processes == 0
-    mixed = mix({"a": range(5), "b": Indices(5)})
-    loader = spdl_torch.DataLoader(mixed, sampler=mixed.sampler(), num_workers=1)
-    assert placement_of(loader).num_processes == 1
-    assert "Indices is not known to be safe on threads" in placement_of(loader).reason
 
 
 def test_report_names_the_shares():

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from _gates import PATIENCE_SECONDS, eager_switching, in_thread
-from _inside import placement_of
 from _readings import shown
 from hypothesis import given, settings, strategies as st
 from torch.utils.data import IterableDataset, default_collate
@@ -396,23 +395,6 @@ def test_documents_of_a_pack_are_read_in_one_call():
     tokens = torch.cat([texts[group]["tokens"] for group in texts.sampler()])
     expected = torch.cat([document(n, size) for n, size in enumerate([3, 4, 9])])
     assert sorted(tokens.tolist()) == expected.tolist()
-
-
-@pytest.mark.parametrize(
-    ("make", "num_processes"),
-    [
-        (lambda: pack(Texts([1, 2]), 4, size_of=[1, 2]), 0),
-        (lambda: bucket([[1], [2, 3]], 4, size_of=[1, 2]), 0),
-        (lambda: bucket([[1]], 4, size_of=[1], collate_fn=list), 1),
-    ],
-    ids=["pack", "bucket", "own collate_fn"],
-)
-def test_groups_load_on_threads_when_the_dataset_may(make, num_processes):
-    """And where the batch is made by a function that is known to copy."""
-    grouped = make()
-    options = {"batch_size": None, "sampler": grouped.sampler(), "num_workers": 1}
-    loader = spdl_torch.DataLoader(grouped, **options)
-    assert placement_of(loader).num_processes == num_processes
 
 
 def test_copy_of_a_worker_has_no_plan():

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from _fuzz import QUICK
+from _inside import placement_of
 from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings, strategies as st
 from PIL import Image
@@ -158,7 +159,7 @@ def test_a_shuffled_pass_is_resumed_without_the_row_groups_before(tmp_path):
     path = write(tmp_path, [12]) / "0.parquet"
 
     def shuffled():
-        return Parquet(path).shuffle(1, buffer_size=3)
+        return pickle.loads(pickle.dumps(Parquet(path))).shuffle(1, buffer_size=3)
 
     def pipeline():
         return PipelineDataset(PipelineBuilder().add_source(shuffled()).add_sink(1))
@@ -430,30 +431,6 @@ def test_a_loader_gives_what_torchs_gives_for_the_rows(kinds, options):
         assert all(map(same, TorchLoader(source, batch_size=4), TorchLoader(rows, batch_size=4)))
 
 
-def test_threads_are_chosen_by_themselves(folder):
-    """It says itself that they are safe."""
-    loader = DataLoader(Parquet(folder, ["n"]), batch_size=4, num_workers=2)
-    assert numbers_in(loader) == ALL
-    assert loader.report().placement.num_processes == 0
-
-
-def test_a_pass_is_resumed_where_it_was(folder):
-    """As the source of a pipeline dataset, whose state has the position; and in a pickle."""
-
-    def new():
-        source = Parquet(folder, batch_size=2).shuffle(5, buffer_size=4)
-        builder = PipelineBuilder().add_source(pickle.loads(pickle.dumps(source))).add_sink(2)
-        return PipelineDataset(builder)
-
-    expected = numbers_in(new())
-    dataset, other = new(), new()
-    items = iter(dataset)
-    first = [numbers_in([next(items)]) for _ in range(3)]
-    other.load_state_dict(pickle.loads(pickle.dumps(dataset.state_dict())))
-    items.close()
-    assert [*chain(*first), *numbers_in(other)] == expected
-
-
 @settings(QUICK, max_examples=30)
 @given(
     worlds=st.lists(st.sampled_from([1, 2, 4]), min_size=1, max_size=5),
@@ -485,9 +462,10 @@ def test_any_number_of_ranks_goes_on_with_copies_of_two_files(
 
 
 def test_it_is_mixed_packed_cached_and_ordered_by_position(folder, kinds):
-    """As any other source and map-style dataset."""
+    """As any other source and map-style dataset; and loaded on threads, as it says that it may."""
     tokens = Parquet(kinds, ["tokens"])
     source = Parquet(folder, ["n"])
+    assert placement_of(DataLoader(source, num_workers=1)).num_processes == 0
     both = mix({"a": source, "b": source}, stop="all")
     assert sorted({*numbers_in(both.iterate())}) == ALL
     kept = cached(source, version="1")

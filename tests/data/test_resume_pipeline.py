@@ -109,20 +109,6 @@ def test_tail_is_exact_from_every_item(source, ops, group):
     assert_resume_exact(lambda: dataset_of(SOURCES[source](), *OPS[ops], group=group))
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_inside_of_a_loader(num_workers):
-    """It keeps its state, for each worker one."""
-
-    def make():
-        data = dataset_of(ShuffledSource(LENGTH), ones, group=2)
-        # On threads, because starting processes for every state takes long.
-        return spdl_torch.DataLoader(
-            data, batch_size=None, num_workers=num_workers, isolation="thread"
-        )
-
-    assert_resume_exact(make)
-
-
 def test_items_are_not_made_again_where_nothing_was_lost():
     """The source begins after what was handed out; with a loss the pass begins anew."""
     made = []

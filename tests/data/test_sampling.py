@@ -14,7 +14,6 @@ import torch.utils.data as torch_data
 from hypothesis import given, strategies as st
 from torch.utils.data import BatchSampler, RandomSampler
 
-import spdl_torch
 from spdl_torch.loader.sampling.distributed_sampler import DistributedSampler
 
 lengths = st.integers(0, 60)
@@ -165,19 +164,6 @@ def test_argument_is_refused_when_it_makes_no_sense(options, error, message):
     for epoch in (-1, 1.0, True):  # a loop variable that went wrong
         with pytest.raises(ValueError, match="epoch must be an int >= 0"):
             DistributedSampler(3).set_epoch(epoch)
-
-
-@pytest.mark.parametrize("loader_class", [torch_data.DataLoader, spdl_torch.DataLoader])
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_loaders_take_it(loader_class, num_workers):
-    """In place of torch's sampler; set_epoch moves it."""
-    sampler = DistributedSampler(range(11), 2, 1, seed=4, tail="uneven")
-    loader = loader_class(range(11), batch_size=2, sampler=sampler, num_workers=num_workers)
-    for epoch in (0, 1):
-        sampler.set_epoch(epoch)
-        batches = [batch.tolist() for batch in loader]
-        assert [*itertools.chain(*batches)] == shares(11, 2, seed=4, epoch=epoch, tail="uneven")[1]
-        assert len(loader) == len(batches) == 3
 
 
 # -- going on --------------------------------------------------------------------------------------

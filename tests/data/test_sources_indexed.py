@@ -5,7 +5,7 @@ import io
 import json
 import re
 import tarfile
-from itertools import chain, islice
+from itertools import chain
 
 import fsspec
 import pytest
@@ -14,13 +14,12 @@ from _tars import FORMATS, SIZES, keys, shard_of, tar_of, write_shard, write_sha
 from hypothesis import example, given, settings, strategies as st
 from test_sources_tar import contents, names
 
-from spdl_torch import DataLoader, PipelineDataset
+from spdl_torch import DataLoader
 from spdl_torch.autotune import PerfParams
 from spdl_torch.data import mix
 from spdl_torch.data.sources import ListSource, TarShards, as_source
 from spdl_torch.data.sources._index import scan_tar
 from spdl_torch.errors import DecodeError
-from spdl_torch.pipeline import PipelineBuilder
 
 ALL = [f"{n:06d}" for n in range(sum(SIZES))]
 
@@ -99,35 +98,6 @@ def test_samples_are_read_at_random_behind_urls(folder, tmp_path):
 
 
 # --- divided ---------------------------------------------------------------------------------
-
-
-def test_ranks_of_a_pipeline_make_the_same_number_of_steps(shards):
-    """``tail`` needs lengths, which streams of tars without an index lack."""
-    builder = PipelineBuilder().add_source(shards.shuffle(0)).aggregate(2).add_sink()
-    ranks = [PipelineDataset(builder, num_replicas=4, rank=rank) for rank in range(4)]
-    assert [len(rank) for rank in ranks] == [2] * 4
-    assert [len(list(rank)) for rank in ranks] == [2] * 4
-
-
-@settings(max_examples=15)
-@given(num_done=st.integers(0, 6), epoch=st.integers(0, 2))
-def test_pipeline_resumes_exactly(folder, num_done, epoch):
-    """In the middle of a rank's part, shuffled, in any epoch."""
-    shards = TarShards(folder / "*.tar").shuffle(0, 3)
-
-    def rank():
-        dataset = PipelineDataset(
-            PipelineBuilder().add_source(shards).add_sink(), num_replicas=3, rank=1
-        )
-        dataset.set_epoch(epoch)
-        return dataset
-
-    whole, stopped, resumed = keys(rank()), rank(), rank()
-    items = iter(stopped)
-    done = keys(islice(items, num_done))
-    resumed.load_state_dict(stopped.state_dict())
-    items.close()
-    assert done + keys(resumed) == whole
 
 
 # --- as a map-style dataset ------------------------------------------------------------------

@@ -179,15 +179,6 @@ class Broken(Exception):
         self.index = index
 
 
-class BadRows(Rows):
-    """Rows with a bad one."""
-
-    def __getitem__(self, index):
-        if index == 9:
-            raise Broken(index, "here")
-        return super().__getitem__(index)
-
-
 class BatchRows(Rows):
     """Map-style: one call a batch."""
 
@@ -287,59 +278,22 @@ class BulkData(MapData):
         return [self[index] for index in indices]
 
 
-class StreamData(IterableDataset):
+class StreamData(MapData, IterableDataset):
     """Iterable; every worker yields everything, or its share if ``split``.
 
     A bad item raises and the stream goes on behind it, as a file reader's would.
     """
 
-    def __init__(
-        self, length: int, bad: dict[int, type[Exception]] | None = None, *, split: bool = False
-    ) -> None:
-        self.length = length
-        self.bad = bad or {}
+    def __init__(self, length, bad=None, *, split=False):
+        super().__init__(length, bad)
         self.split = split
 
-    def __len__(self):
-        return self.length
-
     def __iter__(self):
-        worker = get_worker_info()
-        share = (worker.id, worker.num_workers) if self.split and worker is not None else (0, 1)
-        return _Stream(self, range(share[0], self.length, share[1]))
-
-
-class _Stream:
-    def __init__(self, data: StreamData, indices: range) -> None:
-        self.data = data
-        self.indices = iter(indices)
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        index = next(self.indices)
-        if index in self.data.bad:
-            raise self.data.bad[index](f"bad {index}")
-        return item_of(index)
+        share = share_of_worker(self.length) if self.split else range(self.length)
+        return map(self.__getitem__, share)
 
 
 # -- what shares events and counters with the test
-
-
-class WorkerInfoData(Dataset):
-    """Every sample is what ``get_worker_info()`` said in the thread that loaded it."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-        self.shared = []
-        self.tag = "as built"
-
-    def __len__(self):
-        return self.length
-
-    def __getitem__(self, index):
-        return self, get_worker_info(), threading.current_thread()
 
 
 class GatedData(Sized):

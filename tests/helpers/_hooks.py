@@ -141,19 +141,10 @@ class FailingStream(IterableDataset, Failing):
     def __iter__(self):
         info = get_worker_info()
         first, step = (0, 1) if info is None else (info.id, info.num_workers)
-        return _Items(self, range(first, len(self), step))
+        return map(self.item, range(first, len(self), step))
 
-
-class _Items:
-    def __init__(self, dataset, numbers):
-        self.dataset, self.numbers = dataset, iter(numbers)
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        number = next(self.numbers)
-        self.dataset.raise_at(number, "__next__")
+    def item(self, number):
+        self.raise_at(number, "__next__")
         return number
 
 

@@ -1,9 +1,9 @@
-"""Datasets as repositories write them for torch's worker processes, and what is right of each.
+"""Datasets as repositories write them for torch's worker processes.
 
 An idiom is a function that makes one in an empty folder. The samples are known: mostly pairs of an
 index and a value that must be equal to it. The idioms stand in ``_idioms_files.py`` (handles and
-readers), ``_idioms_objects.py`` (objects that samples leave something in, datasets and functions
-inside of others) and ``_idioms_process.py`` (globals, environment, settings, signals).
+readers), ``_idioms_objects.py`` (objects that samples leave something in) and
+``_idioms_process.py`` (globals, environment, settings, signals).
 """
 
 import zlib
@@ -18,7 +18,6 @@ from torch.utils.data import Dataset
 
 N = 240  # samples
 NUMBERS = list(range(N))
-PAIRS = [(index, index) for index in NUMBERS]
 
 _PIXELS = bytes(100_000)
 
@@ -44,19 +43,10 @@ def _plain(value):
 
 @dataclass(frozen=True, kw_only=True)
 class Idiom:
-    """A dataset, how it is loaded, and the samples of each of its epochs."""
+    """A dataset, and options of its loader beside ``num_workers``."""
 
     dataset: Any
     options: dict[str, Any] = field(default_factory=dict)
-    """Of the loader, beside ``num_workers``."""
-    epochs: list[list[Any]] = field(default_factory=lambda: [PAIRS])
-    """The samples of each epoch, in any order."""
-    before_epoch: Callable[[int], None] = lambda epoch: None
-    """What the trainer does before each epoch, given its number."""
-    use: Callable[[Any], None] = lambda batch: None
-    """What the trainer's loop does with a batch, once it has been read."""
-    samples: Callable[[Any], list[Any]] = samples_of
-    """Splits a batch into its samples."""
 
 
 class Samples(Dataset):

@@ -1,20 +1,12 @@
-"""Objects of a dataset in which one sample leaves what the next must not see; and datasets inside
-of others, of which one may be safe on threads, and say so."""
+"""Objects of a dataset in which one sample leaves what the next must not see."""
 
-import os
 import random
 
 import numpy as np
 import torch
-from _idioms import NUMBERS, PAIRS, Idiom, N, Samples, decode, idiom, simple
+from _idioms import NUMBERS, Idiom, N, Samples, decode, idiom, simple
 from _idioms_files import written
-from PIL import Image
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
-from torchvision.transforms import v2
-
-from spdl_torch import ImageFolder, PipelineDataset
-from spdl_torch.data import cached, mix
-from spdl_torch.pipeline import PipelineBuilder
+from torch.utils.data import IterableDataset, get_worker_info
 
 # -- iterable datasets that divide themselves ------------------------------------------------
 
@@ -41,7 +33,7 @@ def shuffled_then_divided(folder):
             random.Random(0).shuffle(self.files)
             return decode(self.files)[number::num_workers]
 
-    return Idiom(dataset=Shuffled(), epochs=[NUMBERS])
+    return Idiom(dataset=Shuffled())
 
 
 # -- transforms that keep what they drew -----------------------------------------------------
@@ -234,43 +226,19 @@ def sample_changes_its_tensor(folder):
             row += 1
             return row
 
-    rows = [(number + 1, number + 1) for number in range(N)]
-    return Idiom(dataset=Changing(), epochs=[rows] * 3)
+    return Idiom(dataset=Changing())
 
 
 # -- the trainer and the workers' datasets ---------------------------------------------------
 
 
 class WithEpoch(Samples):
-    """Samples of an epoch that the trainer sets."""
+    """Samples of an epoch that is set."""
 
     epoch = 0
 
     def value(self, index):
         return decode(int(self.epoch))
-
-
-EPOCHS = [[(number, epoch) for number in NUMBERS] for epoch in range(2)]
-
-
-@idiom
-def epoch_set_by_the_trainer(folder):
-    """An attribute that is set between epochs."""
-    dataset = WithEpoch()
-
-    def set_epoch(epoch):
-        dataset.epoch = epoch
-
-    return Idiom(dataset=dataset, epochs=EPOCHS, before_epoch=set_epoch)
-
-
-@idiom
-def epoch_in_shared_memory(folder):
-    """A tensor in shared memory tells persistent workers of the epoch."""
-    dataset = WithEpoch()
-    dataset.epoch = torch.tensor(0).share_memory_()
-    options = {"persistent_workers": True}
-    return Idiom(dataset=dataset, options=options, epochs=EPOCHS, before_epoch=dataset.epoch.fill_)
 
 
 @idiom
@@ -286,7 +254,7 @@ def sampler_that_sets_the_epoch(folder):
             dataset.epoch += 1
             yield from NUMBERS
 
-    return Idiom(dataset=dataset, options={"sampler": Announcing()}, epochs=EPOCHS)
+    return Idiom(dataset=dataset, options={"sampler": Announcing()})
 
 
 # -- what threads have of their own already --------------------------------------------------
@@ -305,115 +273,3 @@ class SeededByIndex(Samples):
         torchs = torch.rand((), generator=torch.Generator().manual_seed(index)).item()
         right = (*(g.random() for g in generators), torchs)
         return index if got == right else -1
-
-
-# -- wrappers of what is safe, and ours around the user's ------------------------------------
-
-
-class Keeps:
-    """A transform that leaves its sample in an attribute, and reads it later."""
-
-    def __call__(self, sample):
-        self.last = sample
-        decode(sample)
-        return self.last
-
-
-class Wrapper(Dataset):
-    """A user's own, around any dataset."""
-
-    def __init__(self, dataset):
-        self.dataset = dataset
-        self.keeps = Keeps()
-
-    def __len__(self):
-        return len(self.dataset)
-
-    def __getitem__(self, index):
-        return self.keeps(self.dataset[index])
-
-
-@idiom
-def wrapper_that_delegates(folder):
-    """``__getattr__`` hands through what the wrapper has not, ``thread_safe`` included."""
-
-    class Delegating(Wrapper):
-        def __getattr__(self, name):
-            return getattr(self.__dict__["dataset"], name)
-
-    return Idiom(dataset=Delegating(Safe()))
-
-
-@idiom
-def subclass_of_a_safe_dataset(folder):
-    """The base class is a library's."""
-
-    class Augmented(Safe):
-        keeps = None
-
-        def value(self, index):
-            return self.keeps(index)
-
-    dataset = Augmented()
-    dataset.keeps = Keeps()
-    return Idiom(dataset=dataset)
-
-
-@idiom
-def cached_with_a_transform_that_keeps(folder):
-    """The samples are safe, the transform is not."""
-    return Idiom(dataset=cached(Safe(), transform=Keeps()))
-
-
-@idiom
-def mixture_of_safe_and_other(folder):
-    """Two map-style sources, of which one keeps state."""
-    dataset = mix({"a": Safe(), "b": Wrapper(Safe())}, shuffle=False)
-    return Idiom(dataset=dataset, options={"sampler": dataset.sampler(1, 0)}, epochs=[PAIRS * 2])
-
-
-def pipeline(source, *ops):
-    """Return a PipelineDataset that keeps the source's order in each part."""
-    builder = PipelineBuilder().add_source(source)
-    for op in ops:
-        builder = builder.pipe(op)
-    return PipelineDataset(builder.add_sink(4), num_replicas=1, rank=0, tail="uneven")
-
-
-@idiom
-def pipeline_and_worker_init_fn(folder):
-    """Each worker changes its process."""
-
-    def begin(worker):
-        os.environ["OMP_NUM_THREADS"] = "3"
-        torch.set_default_dtype(torch.float64)
-
-    dataset = pipeline(NUMBERS, lambda index: (index, decode(index)))
-    return Idiom(dataset=dataset, options={"worker_init_fn": begin})
-
-
-@idiom
-def pipeline_items_that_the_loop_changes(folder):
-    """Without batches, the loop gets the source's own tensors."""
-    return Idiom(
-        dataset=pipeline([torch.tensor([number, number]) for number in NUMBERS]),
-        options={"batch_size": None},
-        epochs=[[number for pair in PAIRS for number in pair]] * 2,
-        use=lambda sample: sample.zero_(),
-    )
-
-
-@idiom
-def hook_of_a_transform(folder):
-    """torchvision's transforms are modules, and modules have hooks: of images that say which they
-    are."""
-    (folder / "a").mkdir(exist_ok=True)
-    for number in range(0, N, 8):
-        image = Image.new("RGB", (2, 2), (number, number, number))
-        image.save(folder / "a" / f"{number:03}.bmp")
-    keeps, transform = Keeps(), v2.Identity()
-    transform.register_forward_hook(
-        lambda module, images, image: keeps(int(np.asarray(image).flat[0]))
-    )
-    samples = [(number, 0) for number in range(0, N, 8)]
-    return Idiom(dataset=ImageFolder(folder, transform), epochs=[samples])

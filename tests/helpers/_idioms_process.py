@@ -1,7 +1,6 @@
 """What belongs to a process: its globals, environment, settings and signals."""
 
 import contextlib
-import decimal
 import gc
 import io
 import multiprocessing
@@ -11,20 +10,11 @@ import threading
 import warnings
 
 import torch
-from _idioms import NUMBERS, Idiom, N, Samples, decode, idiom, simple
+from _idioms import Idiom, N, Samples, decode, idiom, simple
 from torch.utils.data import IterableDataset, get_worker_info
 
 SHARD = (0, 1)
 LOCAL = threading.local()
-
-
-def reset():
-    """Set the globals to what they are in a new process."""
-    global SHARD
-    SHARD = (0, 1)
-    os.environ.pop("SPDL_TEST_SHARD", None)
-    decimal.getcontext().prec = 28
-    vars(LOCAL).clear()
 
 
 class Shards(IterableDataset):
@@ -48,7 +38,7 @@ def _set_global(worker):
 def shard_in_a_global(folder):
     """``worker_init_fn`` sets a global of the module."""
     dataset = Shards(lambda: SHARD)
-    return Idiom(dataset=dataset, options={"worker_init_fn": _set_global}, epochs=[NUMBERS])
+    return Idiom(dataset=dataset, options={"worker_init_fn": _set_global})
 
 
 def _set_environ(worker):
@@ -59,7 +49,7 @@ def _set_environ(worker):
 def shard_in_the_environment(folder):
     """``worker_init_fn`` sets a variable of the environment."""
     dataset = Shards(lambda: map(int, os.environ["SPDL_TEST_SHARD"].split()))
-    return Idiom(dataset=dataset, options={"worker_init_fn": _set_environ}, epochs=[NUMBERS])
+    return Idiom(dataset=dataset, options={"worker_init_fn": _set_environ})
 
 
 def _identity():
@@ -70,7 +60,7 @@ def _identity():
 @idiom
 def shard_by_process_identity(folder):
     """The number that multiprocessing gives to its processes."""
-    return Idiom(dataset=Shards(_identity), options={"num_workers": 4}, epochs=[NUMBERS])
+    return Idiom(dataset=Shards(_identity), options={"num_workers": 4})
 
 
 @idiom
@@ -81,21 +71,7 @@ def shard_in_thread_local(folder):
         LOCAL.shard = (worker, get_worker_info().num_workers)
 
     dataset = Shards(lambda: LOCAL.shard)
-    return Idiom(dataset=dataset, options={"worker_init_fn": begin}, epochs=[NUMBERS])
-
-
-class DigitsOfProgram(Samples):
-    """Decimals with the precision that the program has set."""
-
-    def value(self, index):
-        return index if len(str(decimal.Decimal(2) / 3)) == 2 + 40 else -1
-
-
-@idiom
-def precision_of_decimals(folder):
-    """A setting of the thread that asks for batches."""
-    decimal.getcontext().prec = 40
-    return Idiom(dataset=DigitsOfProgram())
+    return Idiom(dataset=dataset, options={"worker_init_fn": begin})
 
 
 @simple

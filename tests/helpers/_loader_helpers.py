@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import textwrap
-import threading
 import warnings
 from collections import deque
 from time import monotonic
@@ -20,6 +19,7 @@ from unittest.mock import patch
 import _warm
 import pytest
 import torch.utils.data as torch_data
+from _gates import PATIENCE_SECONDS, spdl_threads as loader_threads
 from torch.utils.data import dataloader as torch_dataloader
 from torch.utils.data._utils import worker as torch_worker
 
@@ -27,8 +27,6 @@ from spdl_torch import DataLoader
 
 __all__ = ["DataLoader"]
 
-PATIENCE_SECONDS = 30
-"""How long a test waits for a thing that must happen; never how long it should take."""
 _COLLECTED_AGAIN_SECONDS = 0.5
 
 
@@ -181,12 +179,7 @@ def swap_batch_sampler(loader: Any, batch_sampler: Any) -> None:
         loader.batch_sampler = batch_sampler
 
 
-def loader_threads() -> list[threading.Thread]:
-    """The living threads that belong to loaders."""
-    return [thread for thread in threading.enumerate() if thread.name.startswith("spdl-")]
-
-
-def assert_threads_end(threads: list[threading.Thread] | None = None) -> None:
+def assert_threads_end(threads: list[Any] | None = None) -> None:
     """Every loader thread (or each of ``threads``) ends, with no help but collections of garbage.
 
     One may come too early for an iterator that an error's traceback keeps: the worker that has

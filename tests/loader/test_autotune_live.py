@@ -10,11 +10,12 @@ import threading
 
 import pytest
 import torch
-from _datasets import BulkData, GatedData, Made, MapData, StreamData, WorkerInfoData
+from _datasets import BulkData, GatedData, Made, MapData, StreamData
 from _gates import PATIENCE_SECONDS, spdl_threads, until
 from _inside import crew_of, give_out, is_tuned, resize
 from _loader_helpers import ThreadLoader as DataLoader, as_list, epoch_of
 from _tuners import RandomTuner, at_random
+from torch.utils.data import get_worker_info
 
 from spdl_torch import PipelineDataset
 from spdl_torch.autotune import PerfParams, tuning as tuning_module
@@ -111,14 +112,14 @@ def test_worker_that_joins_is_a_worker_like_any_other():
     """Its id is below the number of workers that all see; ``worker_init_fn`` ran on its thread."""
     began = []
     loader = DataLoader(
-        WorkerInfoData(40),
+        Made(lambda _: get_worker_info(), 40),
         num_workers=auto({"num_cores": 1, "max_threads": 6}),
         worker_init_fn=lambda number: began.append((number, threading.current_thread())),
         collate_fn=as_list,
     )
     batches = iter(loader)
     crew_of(batches).resize(3, 12)
-    infos = [info for batch in batches for _, info, _ in batch]
+    infos = [info for batch in batches for info in batch]
     assert {info.num_workers for info in infos} == {6}
     assert {info.id for info in infos} <= {0, 1, 2}
     assert sorted(number for number, _ in began) == [0, 1, 2]

@@ -5,28 +5,37 @@ import logging
 import multiprocessing
 import os
 import pickle
+import signal
+import threading
 
+import numpy as np
 import pytest
 import torch
+import torch.utils.data
 from _datasets import Made
 from _gates import PATIENCE_SECONDS, num_fds, until
 from _inside import num_ready
 from _isolated import bits, epochs_of, isolated, nothing_left, num_mapped_slabs, served
 from _isolation_data import (
     Coded,
+    Contents,
     Crashing,
     Holder,
     Images,
+    Layouts,
     Unreadable,
     as_list,
     settings,
 )
 from _lazy_device import backends
-from _loader_helpers import assert_threads_end
+from _loader_helpers import assert_threads_end, torch_loader
 from _readings import shown
-from torch.utils.data import Subset
+from torch.utils.data import Dataset, Subset, get_worker_info
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from spdl_torch import DataLoader
+from spdl_torch.errors import UnsupportedOptionError
+from spdl_torch.loader import opening
 
 __all__ = ["backends", "nothing_left"]
 
@@ -263,3 +272,189 @@ def test_log_of_the_child_is_the_trainers(caplog):
     log = logging.getLogger("spdl_torch.data").warning
     list(isolated(Made(lambda index: log("sample %d", index), 2), 2, collate_fn=as_list))
     assert {"sample 0", "sample 1"} == {record.message for record in caplog.records}
+
+
+# -- what torch's worker is, and jobs of any size --------------------------------------------------
+
+
+def test_torchs_own_processes_load_where_there_are_none_of_ours(monkeypatch, caplog):
+    """As on Windows: the batches, and one line in the log that says what is missing."""
+    monkeypatch.setattr(opening, "has_processes", False)
+    opening._say_whose_processes.cache_clear()
+    loader = isolated(list(range(10)), 4, persistent_workers=True)
+    for _ in range(2):
+        batches = iter(loader)
+        assert type(batches) is _MultiProcessingDataLoaderIter
+        assert [batch.tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    loader.close()
+    (line,) = [each for each in caplog.messages if "Windows" in each]
+    assert "without states within an epoch, statistics of the workers" in line
+
+
+def test_what_torchs_own_processes_cannot_is_refused(monkeypatch):
+    """At ``iter()``, and not in silence; threads and no workers are as everywhere."""
+    monkeypatch.setattr(opening, "has_processes", False)
+    resumed = isolated(list(range(4)), num_workers=1)
+    resumed.load_state_dict(resumed.state_dict())
+    with pytest.raises(UnsupportedOptionError, match="a state that was loaded has no effect"):
+        iter(resumed)
+    with pytest.raises(UnsupportedOptionError, match='on_error="skip" has no effect on Windows'):
+        iter(isolated(list(range(4)), num_workers=1, on_error="skip"))
+    for options in ({"num_workers": 0}, {"num_workers": 1, "isolation": "thread"}):
+        assert len(list(DataLoader(list(range(4)), on_error="skip", **options))) == 4
+
+
+class Introspective(Dataset):
+    """What a worker can find out about itself, on its own thread and on one that it starts."""
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        before = signal.signal(signal.SIGALRM, signal.SIG_IGN)  # only a main thread may
+        signal.signal(signal.SIGALRM, before)
+        found = []
+        thread = threading.Thread(target=lambda: found.append(self.about()))
+        thread.start()
+        thread.join()
+        is_main = threading.current_thread() is threading.main_thread()
+        return is_main, os.getppid(), self.about(), *found
+
+    def about(self):
+        info = get_worker_info()
+        return info.id, info.num_workers, info.seed, info.dataset is self
+
+
+def test_worker_finds_what_torchs_worker_finds():
+    """It is the main thread of a child of the trainer, with torch's worker info and seed; so it is
+    for a thread that the dataset starts."""
+    found = []
+    for make, options in ((DataLoader, {"rng": "worker"}), (torch_loader, {})):
+        generator = torch.Generator().manual_seed(4)
+        loader = make(
+            Introspective(), num_workers=2, generator=generator, collate_fn=as_list, **options
+        )
+        found.append([sample for batch in loader for sample in batch])
+    ours, theirs = found
+    assert ours == theirs
+    assert {sample[:2] for sample in ours} == {(True, os.getpid())}
+
+
+LARGE = 100_000  # indices, about 0.5 MB; the pipe takes 0.2 MB
+
+
+class Texts(Dataset):
+    """Batches as large as their jobs, and pickled: their texts do not go through shared memory."""
+
+    def __getitems__(self, indices):
+        return [str(index) for index in indices]
+
+
+def test_large_jobs_and_large_results_do_not_block_each_other():
+    """The trainer writes jobs while the workers write results, each more than a pipe takes."""
+    batches = [list(range(10**6 + n, 10**6 + n + LARGE // 4)) for n in range(10)]
+    loader = DataLoader(
+        Texts(), batch_sampler=batches, num_workers=2, prefetch_factor=3, collate_fn=list
+    )
+    for number, batch in enumerate(loader):
+        assert batch == [str(index) for index in batches[number]]
+    assert number == 9
+
+
+def targets(index):
+    """As for detection: many small tensors."""
+    return [torch.full((4,), float(index + n)) for n in range(20)]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_batches_that_take_long_to_unpack_are_received_by_a_thread(persistent):
+    """From the second epoch on, so that a loop that waits for its device need not do it."""
+    loader = isolated(Made(targets, 240), 30, collate_fn=as_list, persistent_workers=persistent)
+    found, has_thread = [], []
+    for _ in range(3):
+        epoch = []
+        for batch in loader:
+            epoch.append(bits(batch))
+            has_thread.append("spdl-receive" in {each.name for each in threading.enumerate()})
+        found.append(epoch)
+    expected = list(map(bits, DataLoader(Made(targets, 240), 30, collate_fn=as_list)))
+    assert found == [expected] * 3
+    assert has_thread == [False] * 8 + [True] * 16
+
+
+# -- a pickled dataset -----------------------------------------------------------------------------
+
+
+MIB = 1 << 20
+
+
+def loader_of(dataset, kind=DataLoader, **options):
+    options = {"num_workers": 2, "collate_fn": as_list, **options}
+    return kind(dataset, multiprocessing_context="forkserver", **options)
+
+
+class Tagged(np.ndarray):
+    """A subclass, which pickle handles by itself."""
+
+
+def contents(folder):
+    """Large and small arrays and tensors of every form, and some that are one."""
+    array = np.arange(MIB // 2, dtype=np.float32).reshape(512, 1024)
+    tensor = torch.arange(MIB // 2).reshape(1024, 512)
+    read_only, small_read_only = array.copy(), array[0, :8].copy()
+    read_only.flags.writeable = small_read_only.flags.writeable = False
+    dates = np.zeros(MIB, dtype="datetime64[s]")
+    records = np.zeros(MIB, dtype=[("a", "i4"), ("b", "f8")])
+    memory_map = np.memmap(folder / "map", np.uint8, "w+", shape=2 * MIB)
+    memory_map[-3:] = 7
+    return {
+        "array": array,
+        "array_again": array,
+        "view": array[1:],
+        "fortran": np.asfortranarray(array),
+        "strided": array[:, ::2],
+        "reversed": array[::-1],
+        "read_only": read_only,
+        "small_read_only": small_read_only,
+        "dates": dates,
+        "records": records,
+        "tagged": array.view(Tagged),
+        "memory_map": memory_map,
+        "tensor": tensor,
+        "tensor_again": tensor,
+        "tensor_view": tensor[1:],
+        "transposed": tensor.t(),
+        "expanded": torch.ones(1, 1024).expand(1024, 1024),
+        "half": torch.ones(MIB, dtype=torch.bfloat16),
+        "of_array": torch.from_numpy(array.copy()),
+        "small": torch.arange(4),
+    }
+
+
+def test_contents_are_those_of_torchs_workers(tmp_path):
+    """Types, forms, values, whether they can be written, and which are one."""
+    dataset = Contents(**contents(tmp_path))
+    ours = list(loader_of(dataset, num_workers=1))
+    theirs = list(loader_of(dataset, torch.utils.data.DataLoader, num_workers=1))
+    for mine, expected in zip(ours[0][0], theirs[0][0], strict=True):
+        assert mine == expected
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CS. tensor support", "ignore:Sparse invariant checks")
+def test_sparse_tensors_are_those_of_torchs_workers():
+    """Of every layout, small and large."""
+    dense = torch.arange(36.0).reshape(6, 6)
+    dataset = Layouts(
+        coo=dense.to_sparse(),
+        coo_of_nothing=torch.zeros(3).to_sparse(),
+        not_coalesced=torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (3,)),
+        large=torch.ones(MIB // 8).to_sparse(),
+        csr=dense.to_sparse_csr(),
+        csc=dense.to_sparse_csc(),
+        bsr=dense.to_sparse_bsr((2, 3)),
+        bsc=dense.to_sparse_bsc((2, 3)),
+        strided=dense,
+    )
+    (expected,) = loader_of(dataset, torch.utils.data.DataLoader, num_workers=1)
+    (found,) = loader_of(dataset, num_workers=1)
+    assert found == expected == [dataset[0]]

@@ -6,7 +6,7 @@ from functools import lru_cache, partial
 import numpy as np
 import pytest
 import torch
-from _datasets import Indices
+from _datasets import Indices, SafeIndices
 from _inside import placement_of
 from _isolation_data import Images, as_list
 from PIL import Image
@@ -15,8 +15,10 @@ from torchvision import transforms as T
 from torchvision.datasets.folder import pil_loader
 from torchvision.transforms import functional as F, v2
 
-from spdl_torch import DataLoader, DistributedSampler, ImageFolder
+from spdl_torch import DataLoader, DistributedSampler, ImageFolder, PipelineDataset
+from spdl_torch.data import bucket, mix, pack
 from spdl_torch.loader.placing import is_stateless
+from spdl_torch.pipeline import PipelineBuilder
 
 
 class Declared(Images):
@@ -39,6 +41,13 @@ class RaisesByProperty(Images):
     thread_safe = property(lambda self: {}["thread_safe"])
 
 
+class Delegating(Images):
+    """Hands through what it has not, as wrappers do."""
+
+    def __getattr__(self, name):
+        return getattr(SAFE, name)
+
+
 class Later(Indices):
     """A class of the package that was written after the table of known ones."""
 
@@ -59,9 +68,29 @@ KNOWN = {
     "Subset of declared": Subset(SAFE, [1, 2, 3]),
     "ConcatDataset of declared": ConcatDataset([SAFE] * 2),
     "a property that says so": SaysByProperty(8),
+    "a mixture": mix({"a": range(8), "b": SAFE}),
+    "packs": pack(SAFE, 4, size_of=[1] * 8),
+    "buckets": bucket([[1], [2, 3]], 4, size_of=[1, 2]),
 }
 UNKNOWN = {
     "a user's class": (Images(8), {}, "Images is not known to be safe on threads"),
+    "a wrapper of a safe one": (Delegating(8), {}, "Delegating is not known to be safe"),
+    "subclass of a safe one": (
+        type("Mine", (SafeIndices,), {})(8),
+        {},
+        "Mine is not known to be safe on threads",
+    ),
+    "a pipeline": (
+        PipelineDataset(PipelineBuilder().add_source(range(8)).add_sink()),
+        {},
+        "PipelineDataset is not known to be safe on threads",
+    ),
+    "a mixture with it": (mix({"a": SAFE, "b": Images(8)}), {}, "Images is not known to be safe"),
+    "buckets with a collate_fn": (
+        bucket([[1]], 4, size_of=[1], collate_fn=list),
+        {},
+        "collate_fn=list is not known to be safe",
+    ),
     "Subset of it": (Subset(Images(8), [1, 2]), {}, "Images is not known to be safe"),
     "a later class of ours": (Later(), {}, "Later is not known to be safe on threads"),
     "subclass of TensorDataset": (
@@ -150,6 +179,8 @@ KEEPING = {
     "forward replaced": v2.Identity(),
 }
 KEEPING["forward replaced"].forward = LABELS.get
+KEEPING["hook"] = v2.Identity()
+KEEPING["hook"].register_forward_hook(print)
 
 
 @pytest.mark.parametrize("kind", [*STATELESS, *KEEPING])

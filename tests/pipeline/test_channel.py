@@ -1,10 +1,12 @@
 """The bounded queue: nothing lost, bounded, every wait ended by notification."""
 
+import itertools
 import signal
 import sys
 import threading
 
 import pytest
+from _at_call import AtCall
 from _gates import PATIENCE_SECONDS, FakeClock, eager_switching, in_thread, result_of, until
 from hypothesis import given, settings, strategies as st
 
@@ -220,33 +222,6 @@ def test_channel_loses_nothing_with_many_threads(capacity, producers, getters, i
 # -- other waits
 
 
-@pytest.mark.parametrize("end", ["close", "finish", "last get"])
-def test_wait_for_something_else_ends_with_the_channel(end):
-    """Whoever waits until it is wanted leaves with those that take."""
-    channel = Channel(2)
-    if end == "last get":
-        channel.put(1)
-        channel.finish()
-    asked = threading.Event()
-    waiting = in_thread(lambda: channel.wait_until(lambda: asked.set() or False))
-    assert asked.wait(PATIENCE_SECONDS)
-    {"close": channel.close, "finish": channel.finish, "last get": channel.get}[end]()
-    error = ChannelClosed if end == "close" else EndOfChannel
-    assert isinstance(waiting.exception(PATIENCE_SECONDS), error)
-
-
-def test_wait_for_something_else_ends_when_it_is_so():
-    """Nobody looks but who was asked to."""
-    channel, is_so, asked = Channel(1), [], threading.Semaphore(0)
-    waiting = in_thread(lambda: channel.wait_until(lambda: asked.release() or bool(is_so)))
-    assert asked.acquire(timeout=PATIENCE_SECONDS)
-    channel.look_again()
-    assert asked.acquire(timeout=PATIENCE_SECONDS)
-    is_so.append(True)
-    channel.look_again()
-    result_of(waiting)
-
-
 # -- statistics
 
 
@@ -361,3 +336,120 @@ def test_signal_on_another_thread_is_seen_by_a_get_on_the_main_thread(timeout):
     finally:
         thread.join()
         signal.signal(signal.SIGUSR1, before)
+
+
+# -- Ctrl-C inside its methods ---------------------------------------------------------------------
+
+
+class Waiting:
+    """Two threads that wait in ``work``, a get or a put of the channel."""
+
+    def __init__(self, work, num_waiting):
+        self._work = work
+        self.threads = [threading.Thread(target=self._run) for _ in range(2)]
+        for thread in self.threads:
+            thread.start()
+        until(lambda: num_waiting() == 2)
+
+    def _run(self):
+        try:
+            self._work()
+        except (ChannelClosed, EndOfChannel):
+            pass
+
+    def assert_end(self):
+        for thread in self.threads:
+            thread.join(PATIENCE_SECONDS)
+        assert not any(thread.is_alive() for thread in self.threads), "it waits for ever"
+
+
+def getters(channel):
+    return Waiting(channel.get, lambda: gets_waiting(channel))
+
+
+def putters(channel):
+    return Waiting(lambda: channel.put(1), lambda: puts_waiting(channel))
+
+
+def ordered_putters(channel):
+    numbers = itertools.count(1)
+    return Waiting(lambda: channel.put_at(next(numbers), 1), lambda: puts_waiting(channel))
+
+
+def empty():
+    return Channel(3)
+
+
+def full():
+    channel = Channel(1)
+    channel.put(0)
+    return channel
+
+
+def full_in_order():
+    channel = Channel(1)
+    channel.put_at(0, 0)
+    return channel
+
+
+CASES = {
+    "put, getters wait": (empty, getters, lambda channel: channel.put(7)),
+    "put in order, getters wait": (empty, getters, lambda channel: channel.put_at(0, 7)),
+    "finish, getters wait": (empty, getters, Channel.finish),
+    "close, getters wait": (empty, getters, Channel.close),
+    "get, putters wait": (full, putters, Channel.get),
+    "get, ordered putters wait": (full_in_order, ordered_putters, Channel.get),
+    "grow, putters wait": (full, putters, lambda channel: channel.grow(3)),
+    "finish, putters wait": (full, putters, Channel.finish),
+    "close, putters wait": (full, putters, Channel.close),
+}
+
+
+def cut_off(work, place):
+    """Whether Ctrl-C came at that place of it."""
+    try:
+        with AtCall(place):
+            work()
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+def is_settled(channel):
+    """Whether there is nothing that a thread in the channel could do, or none is left in it."""
+    if gets_waiting(channel):
+        return not len(channel)
+    return not puts_waiting(channel) or len(channel) >= channel.capacity
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_nobody_waits_for_what_ctrl_c_cut_off(case):
+    """Wherever it comes: an item that came is taken, room is used, a channel's end is met."""
+    make, wait, work = case
+    for place in itertools.count(1):
+        channel = make()
+        waiting = wait(channel)
+        came = cut_off(lambda: work(channel), place)  # noqa: B023 - called before the next one
+        until(lambda: is_settled(channel))  # noqa: B023
+        if not (channel.closed or channel._finished):  # an end that was cut off is one all the same
+            channel.close()
+        waiting.assert_end()
+        if not came:
+            break
+    assert place > 5, "there are places where it comes"
+
+
+def test_channel_goes_on_after_a_get_that_ctrl_c_cut_off():
+    """Those that waited to put are not forgotten: all items come but the one that was cut off."""
+    for place in itertools.count(1):
+        channel = full()
+        waiting = putters(channel)
+        came = cut_off(channel.get, place)
+        rest = [channel.get(PATIENCE_SECONDS) for _ in range(3 - channel.num_got)]
+        assert rest in ([0, 1, 1], [1, 1])
+        channel.finish()
+        assert drain(channel) == []
+        waiting.assert_end()
+        if not came:
+            break
+    assert place > 5, "there are places where it comes"

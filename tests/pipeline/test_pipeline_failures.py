@@ -183,18 +183,6 @@ def test_source_error_comes_after_the_good_items():
     assert "the source raised" in failure.message
 
 
-def test_source_whose_iter_raises_fails_the_pipeline():
-    """Also an error before the first item is the user's own object."""
-
-    class Source:
-        def __iter__(self):
-            raise Boom("no index")
-
-    items, failure = collect(pipeline_of(Source(), lambda n: n))
-    assert items == []
-    assert isinstance(failure.exceptions[0], Boom)
-
-
 def test_failure_while_the_source_is_blocked_reaches_the_consumer():
     """Nobody waits for a source that is inside its own next()."""
     op, raised = failing_at("bad")
@@ -279,12 +267,6 @@ def test_end_that_an_op_meets_elsewhere_is_a_failing_item(kind, is_cancelled):
         assert list(p) == [n for n in range(9) if n != 3]
     assert p.snapshot().stages[0].tasks.num_failures == 1
     check_balance(p)
-
-
-def test_wrapped_container_misses_are_failing_items():
-    """A missing key is the item's failure."""
-    with pipeline_of("abca", {"a": 1, "c": 3}, build={"max_failures": 1}).auto_stop() as p:
-        assert list(p) == [1, 3, 1]
 
 
 # -- executors

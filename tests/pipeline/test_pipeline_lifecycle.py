@@ -120,14 +120,6 @@ def test_second_start_or_pass_is_refused():
         p.start()
 
 
-def test_iteration_goes_on_where_it_was_left():
-    """A second iterator over a running pipeline delivers the remaining items."""
-    with pipeline_of(range(6), same).auto_stop() as p:
-        items = iter(p)
-        assert [next(items), next(items)] == [0, 1]
-        assert list(p.get_iterator(timeout=PATIENCE_SECONDS)) == [2, 3, 4, 5]
-
-
 def test_get_item_raises_eof_at_the_end_every_time():
     """EOFError at the end, also after stop(): the end was reached before."""
     p = pipeline_of(range(2), same)

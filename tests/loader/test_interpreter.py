@@ -1,0 +1,297 @@
+"""What is asked of the interpreter: runs of the collector and handlers of signals, none of which is
+lost."""
+
+import _thread
+import gc
+import itertools
+import os
+import signal
+import sys
+import threading
+from contextlib import contextmanager, nullcontext
+from functools import partial
+
+import pytest
+from _forks import found_in_fork
+
+from spdl_torch import DataLoader
+from spdl_torch.late_imports import collected_later
+from spdl_torch.loader.backends.processes.signals import handlers_deferred
+from spdl_torch.machine.garbage import Collections
+from spdl_torch.machine.probes import start_probing, stop_probing
+from spdl_torch.observe import recording, recording_gc, tracing
+
+
+@pytest.fixture(autouse=True)
+def _no_callbacks_of_others():
+    """Such as those of the library that makes examples, which are written in Python."""
+    before = gc.callbacks.copy()
+    gc.callbacks.clear()
+    yield
+    gc.callbacks[:] = before
+
+
+class SignalAtStart:
+    """Ctrl-C comes when a collection starts; no line of Python is run there."""
+
+    start = property(partial(next, map(_thread.interrupt_main, itertools.repeat(signal.SIGINT))))
+    stop = None
+
+
+@contextmanager
+def ctrl_c_in_the_next_collection():
+    callback = partial(getattr, SignalAtStart())
+    gc.callbacks.insert(0, callback)
+    try:
+        yield
+    finally:
+        gc.callbacks.remove(callback)
+
+
+def is_heard(monkeypatch):
+    """Whether Ctrl-C in a collection is raised, and not swallowed."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    try:
+        with ctrl_c_in_the_next_collection():
+            gc.collect()
+        for _ in range(100):
+            pass
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+@contextmanager
+def probing():
+    user = SignalAtStart()
+    start_probing(user)
+    try:
+        yield
+    finally:
+        stop_probing(user)
+
+
+@contextmanager
+def loading():
+    iterator = iter(DataLoader(list(range(100)), num_workers=2, isolation="thread"))
+    next(iterator)
+    yield
+
+
+@pytest.mark.parametrize(
+    "observed",
+    [
+        lambda _: nullcontext(),
+        lambda _: probing(),
+        lambda _: loading(),
+        lambda _: recording_gc(lambda _: None),
+        lambda path: tracing(path / "trace.json"),
+        lambda path: recording(DataLoader(list(range(10))), path / "run.db"),
+    ],
+    ids=["nothing", "probe", "threads", "recording_gc", "tracing", "recording"],
+)
+def test_ctrl_c_in_a_collection_is_heard(observed, tmp_path, monkeypatch):
+    """Whatever we note of it meanwhile."""
+    with observed(tmp_path):
+        assert is_heard(monkeypatch)
+
+
+def test_runs_are_noted_once_with_what_python_says_of_them():
+    """As a callback of Python's is told, and as long as they last."""
+    told = []
+    note = lambda phase, info: told.append((phase, dict(info)))  # noqa: E731
+    collections = Collections()
+    gc.disable()
+    gc.callbacks.append(note)
+    collections.begin()
+    collections.begin()
+    try:
+        for generation in (0, 1, 2, 1):
+            gc.collect(generation)
+    finally:
+        collections.end()
+        gc.callbacks.remove(note)
+        gc.enable()
+    found = collections.taken()
+    assert [each.info for each in found] == [info for phase, info in told if phase == "stop"]
+    assert all(each.began_ns <= each.ended_ns for each in found)
+    assert [a.ended_ns <= b.began_ns for a, b in itertools.pairwise(found)] == [True] * 3
+    assert collections.taken() == []
+    gc.collect()
+    assert collections.taken() == []
+    assert not collections.is_noting
+
+
+@pytest.mark.parametrize("lost", ["_began", "_ended", "_infos"])
+def test_runs_after_a_loss_are_whole(lost):
+    """Ctrl-C may come in the middle of taking one."""
+    collections = Collections()
+    gc.disable()
+    try:
+        collections.begin()
+        gc.collect(0)
+        getattr(collections, lost).popleft()
+        for _ in range(3):
+            collections.taken()
+        gc.collect(1)
+        (found,) = [each for _ in range(3) for each in collections.taken()]
+    finally:
+        collections.end()
+        gc.enable()
+    assert found.info["generation"] == 1
+    assert found.began_ns <= found.ended_ns
+
+
+# -- imports in the middle of a program ------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def collector():
+    """It is on before each test, and afterwards as it was."""
+    was_on = gc.isenabled()
+    gc.enable()
+    yield
+    (gc.enable if was_on else gc.disable)()
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_collector_is_afterwards_as_it_was(is_on):
+    """After an error, and after a block within a block, too; a program that switched it off keeps
+    it off."""
+
+    def fail_in_block_within_block():
+        with collected_later():
+            with collected_later():
+                assert not gc.isenabled()
+            assert not gc.isenabled()
+            raise ImportError("no such module")
+
+    (gc.enable if is_on else gc.disable)()
+    with pytest.raises(ImportError, match="no such module"):
+        fail_in_block_within_block()
+    assert gc.isenabled() is is_on
+
+
+@pytest.mark.parametrize("ends_first", [True, False])
+def test_collector_is_on_after_the_blocks_of_several_threads(ends_first):
+    """Whichever began first, and whichever ends first."""
+    inside, may_end = threading.Event(), threading.Event()
+
+    def import_until():
+        with collected_later():
+            inside.set()
+            may_end.wait()
+
+    thread = threading.Thread(target=import_until)
+    thread.start()
+    inside.wait()
+    with collected_later():
+        assert not gc.isenabled()
+        if ends_first:
+            may_end.set()
+            thread.join()
+    may_end.set()
+    thread.join()
+    assert gc.isenabled()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_child_that_is_forked_meanwhile_collects():
+    """Nobody in it would switch the collector on: before, in and after a block of its own."""
+
+    def collects():
+        found = [gc.isenabled()]
+        with collected_later():
+            found.append(gc.isenabled())
+        return [*found, gc.isenabled()]
+
+    with collected_later():
+        assert found_in_fork(collects) == [True, False, True]
+        assert not gc.isenabled()
+
+
+# -- handlers of signals that wait for the end of a block ------------------------------------------
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+@pytest.fixture
+def heard():
+    """The signals that the program's handlers heard."""
+    heard = []
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    for number in SIGNALS:
+        signal.signal(number, lambda number, frame: heard.append(number))
+    yield heard
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def handlers():
+    return [signal.getsignal(number) for number in signal.valid_signals()]
+
+
+def test_handlers_run_after_the_block(heard):
+    """Each once, however often its signal came, and after the outer one of two blocks; they are in
+    their places again, and later blocks defer as the first one did."""
+    before = handlers()
+    for _ in range(2):
+        with handlers_deferred():
+            with handlers_deferred():
+                for number in (*SIGNALS, *SIGNALS):
+                    os.kill(os.getpid(), number)
+            assert heard == []
+        assert sorted(heard) == sorted(SIGNALS)
+        assert handlers() == before
+        heard.clear()
+
+
+@pytest.mark.parametrize("error", [None, ZeroDivisionError()])
+def test_ctrl_c_is_raised_after_the_block(error):
+    """By Python's own handler, and what the block was to do is done."""
+    before, done = handlers(), []
+
+    def interrupted():
+        with handlers_deferred():
+            signal.raise_signal(signal.SIGINT)
+            done.append(True)
+            if error is not None:
+                raise error
+
+    with pytest.raises(KeyboardInterrupt, match=r"^$") as info:
+        interrupted()
+    assert info.value.__context__ is error
+    assert done == [True]
+    assert handlers() == before
+
+
+def test_handler_that_raises_while_they_are_put_back_loses_none(heard, monkeypatch):
+    """Those that are not in their places yet are called all the same."""
+    put_back = signal.signal
+
+    def interrupted(number, handler):
+        if number == SIGNALS[-1] and not isinstance(handler, type(signal.getsignal(number))):
+            raise KeyboardInterrupt("while putting back")
+        return put_back(number, handler)
+
+    with pytest.raises(KeyboardInterrupt, match="while putting back"), handlers_deferred():
+        monkeypatch.setattr(signal, "signal", interrupted)
+    monkeypatch.undo()
+    for number in SIGNALS:
+        os.kill(os.getpid(), number)
+    assert heard == list(SIGNALS)
+
+
+def test_process_that_is_forked_in_the_block_has_the_handlers(heard):
+    """At once, and the parent has them afterwards."""
+    before = handlers()
+
+    def child():
+        is_same = handlers() == before
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return is_same, list(map(int, heard))
+
+    with handlers_deferred():
+        assert found_in_fork(child) == (True, [signal.SIGUSR1])
+    assert handlers() == before
