@@ -172,9 +172,6 @@ def test_number_of_workers_that_cannot_be_set_is_an_error(before, after, said):
         iter(loader)
 
 
-# -- length ------------------------------------------------------------------------------------
-
-
 def test_length_follows_the_sampler_when_it_grows():
     """len() is asked of the sampler each time."""
     grown = [1, 2, 3]
@@ -191,9 +188,6 @@ def test_iterable_longer_than_its_length_warns():
     with pytest.warns(UserWarning, match="Length of IterableDataset") as caught:
         assert len(list(loader)) == 4
     assert sum("Length of" in str(warning.message) for warning in caught) == 2
-
-
-# -- what is refused ---------------------------------------------------------------------------
 
 
 @settings(QUICK, max_examples=300)
@@ -344,9 +338,6 @@ def test_state_of_torchdatas_loader_is_refused_by_name(num_workers):
     next(iter(theirs))
     with pytest.raises(ValueError, match=r"a state of torchdata's StatefulDataLoader. Finish"):
         DataLoader(SAMPLES, batch_size=4).load_state_dict(theirs.state_dict())
-
-
-# -- what is said ------------------------------------------------------------------------------
 
 
 def test_warning_of_too_many_workers_comes_once_and_names_the_users_line(monkeypatch):

@@ -33,9 +33,6 @@ import spdl_torch
 data8 = MapData(8)
 
 
-# -- worker threads ----------------------------------------------------------------------------
-
-
 def test_persistent_workers_stay_until_their_iterator_is_dropped():
     """One iterator: asked in mid-epoch it starts over, and what was under way is dropped. Lightning
     shuts a loader down by ``_iterator = None``."""
@@ -164,9 +161,6 @@ def test_pin_memory_warns_without_accelerator(num_workers):
     assert batches == epoch_of(torch_loader(data8))
 
 
-# -- ends --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", [MapData, BulkData, StreamData])
 @pytest.mark.parametrize("how", ["exhausted", "unused", "error kept"])
 def test_threads_end_with_their_epoch(kind, how):
@@ -268,9 +262,6 @@ for batch in DataLoader(Blocked(), num_workers=1, isolation="thread"):
     assert stderr.rstrip().endswith("KeyboardInterrupt")
     assert stderr.count("Traceback") == 1
     assert child.returncode == -signal.SIGINT
-
-
-# -- subclasses as training repositories write them ------------------------------------------------
 
 
 VECTORS = Made(lambda index: (index, torch.full((3,), float(index))), 13)

@@ -384,9 +384,6 @@ def test_device_is_the_current_one_when_it_has_no_index(backends, monkeypatch, n
     assert backends[0].place == torch.device("cuda", 2)
 
 
-# -- PipelineDataset -------------------------------------------------------------------------------
-
-
 def dataset_to(device, op=torch.tensor, num_items=9, **options):
     """Numbers, as tensors."""
     builder = PipelineBuilder().add_source(range(num_items)).pipe(op, output_order="input")

@@ -48,9 +48,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:Length of IterableDataset:UserWa
 TorchLoader = torch.utils.data.DataLoader
 
 
-# -- random loaders ----------------------------------------------------------------------------
-
-
 class MortalStream(StreamData):
     """A generator: its error is its end, as Python has it."""
 
@@ -336,8 +333,6 @@ def test_batches_come_in_order_when_completed_out_of_order(in_order):
         seen.append(batch)
     assert (seen == [0, 1, 2, 3]) if in_order else (sorted(seen) == [0, 1, 2, 3] and seen[0] != 0)
 
-
-# -- under random use --------------------------------------------------------------------------
 
 NUM_ITERATORS = 2
 """How many iterators of one loader are under way at once."""

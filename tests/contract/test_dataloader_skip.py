@@ -80,9 +80,6 @@ def expected(order, good_of, batch_size, *, drop_last=False):
     return [batch for batch in found if batch]
 
 
-# Which samples come
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     length=st.integers(1, 24),
@@ -167,9 +164,6 @@ def test_bad_sample_is_found_when_the_dataset_takes_whole_batches_alone(workers,
     assert (tasks.num_tasks, tasks.num_failures) == (5, 1)
 
 
-# Iterable datasets
-
-
 @everywhere
 @pytest.mark.parametrize("batch_size", [None, 4])
 def test_iterable_goes_on_behind_a_bad_item(workers, batch_size):
@@ -242,9 +236,6 @@ def test_iterator_that_only_fails_ends_the_loop(workers):
     assert {type(error) for error in caught.value.exceptions} == {ConnectionError}
 
 
-# What is never skipped
-
-
 @everywhere
 @pytest.mark.parametrize("kind", [Noisy, NoisyBulk])
 def test_what_is_no_exception_is_raised(kind, workers):
@@ -256,9 +247,6 @@ def test_what_is_no_exception_is_raised(kind, workers):
     assert type(caught.value.__cause__ if workers else caught.value) is SystemExit
     if workers:
         assert "on a worker, where it does not end the program. Its trace" in str(caught.value)
-
-
-# Too many
 
 
 @pytest.mark.parametrize(("budget", "tried"), [(None, 120), (0.05, 120), (Fraction(1, 10), 220)])
@@ -303,9 +291,6 @@ def test_ranks_have_as_many_batches_as_each_other(workers, replace):
         else:
             counts.append(len(list(loader)))
     assert counts == ([3, 3] if replace else [3])
-
-
-# How it is reported
 
 
 @everywhere

@@ -166,9 +166,6 @@ def test_what_is_no_exception_ends_an_iterator_without_workers(kind):
     assert [batch.tolist() for batch in again] == [[2], [3], [4]]
 
 
-# -- samplers ----------------------------------------------------------------------------------
-
-
 class Draws:
     """A sampler of batches that raises at its third draw, and every second from then on."""
 
@@ -373,9 +370,6 @@ def test_batch_has_the_indices_that_it_was_given_with(seat):
         ] == theirs
 
 
-# -- beginnings and ends -----------------------------------------------------------------------
-
-
 @in_every_seat
 def test_every_beginning_of_an_iterable_may_fail(seat):
     """``iter()`` or the first ``next()`` raises it; without workers the next epoch is whole."""
@@ -447,9 +441,6 @@ def test_error_of_del_costs_nothing(seat):
     dataset = Failing([each for each in ALL if each != "exit"], "__del__")
     found = [list(map(int, batch)) for batch in seat.loader(dataset, 2, collate_fn=list)]
     assert [index for batch in found for index in batch] == list(range(len(dataset)))
-
-
-# -- what an error keeps -----------------------------------------------------------------------
 
 
 class Kept(Failing):

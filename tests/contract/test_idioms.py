@@ -13,7 +13,7 @@ from _loader_helpers import as_list, torch_loader
 
 from spdl_torch import DataLoader
 from spdl_torch.objects.generator_states import generators_kept
-from spdl_torch.testing._process_state import ProcessState
+from spdl_torch.testing._process_state import changed_settings, settings_kept
 from spdl_torch.testing.thread_safety import threads_interleaved
 
 pytestmark = [
@@ -29,10 +29,10 @@ def load(loader_type, name, folder, **options):
     folder.mkdir()
     idiom = IDIOMS[name](folder)
     options = {"batch_size": 8, "num_workers": 2, **options, **idiom.options}
-    with generators_kept(), ProcessState.kept() as state:
+    with generators_kept(), settings_kept() as settings:
         loader = loader_type(idiom.dataset, **options)
         epochs = [[samples_of(batch) for batch in loader] for _ in range(2)]
-        return epochs, state.changed()
+        return epochs, changed_settings(settings)
 
 
 @pytest.mark.parametrize("name", sorted(IDIOMS))

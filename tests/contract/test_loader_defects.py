@@ -37,9 +37,6 @@ def batches_of(loader):
     return [batch.tolist() for batch in loader]
 
 
-# -- copies of the dataset ---------------------------------------------------------------------
-
-
 class OneDict(Indices):
     """Its copies would have one ``__dict__`` between them, as Hugging Face's streams have."""
 
@@ -186,9 +183,6 @@ def test_workers_copy_the_dataset_one_after_another():
     assert not Copied.met
 
 
-# -- workers that cannot start -----------------------------------------------------------------
-
-
 class Awkward(Indices):
     """Something that only loaders look at goes wrong."""
 
@@ -276,9 +270,6 @@ def test_threads_end_when_the_system_has_no_more(monkeypatch, most):
     assert len(batches_of(loader)) == 6
 
 
-# -- the user's own errors ---------------------------------------------------------------------
-
-
 class Mute(Exception):
     """Cannot say its text."""
 
@@ -354,9 +345,6 @@ def test_note_never_replaces_the_error(kind, num_workers):
     error.with_traceback(None)
 
 
-# -- order does not matter ---------------------------------------------------------------------
-
-
 class Stuck(IterableDataset):
     """Worker 0 waits for ever."""
 
@@ -400,9 +388,6 @@ def test_stuck_worker_does_not_stop_the_others(loader_class, rng):
         gate.set()
     assert len(found) == count
     assert rng == "worker" or found == list(range(30))
-
-
-# -- samplers, seeds, checks -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("make", [mock.Mock, mock.MagicMock])

@@ -334,9 +334,6 @@ def test_definition_prints_the_beginning_of_its_source():
     assert len(repr(config)) < 1_000
 
 
-# -- a loader that is gone keeps nothing alive -----------------------------------------------------
-
-
 class Stateful(StreamData):
     """Keeps a state of its own, which fails."""
 
@@ -415,9 +412,6 @@ def test_dataset_goes_with_its_loader_while_a_worker_is_stuck(without_collector)
     assert found() is not None
     gate.set()
     until(lambda: is_gone(found))
-
-
-# -- a loader, a pipeline and a statistics file in use ---------------------------------------------
 
 
 PROGRAM = """

@@ -273,9 +273,6 @@ def test_loader_and_copies_of_it_want_states_apart():
     assert Asked.num_asked > 0
 
 
-# -- between epochs ----------------------------------------------------------------------------
-
-
 class OnlyForDrawn(OnlyFor):
     """Samples show what they drew."""
 

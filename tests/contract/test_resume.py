@@ -118,8 +118,6 @@ def test_iterables_keep_their_number_of_workers(num_workers):
         iter(again)
 
 
-# -- samplers ----------------------------------------------------------------------------------
-
 SAMPLERS = {"torch": DistributedSampler, "ours": spdl_torch.DistributedSampler}
 
 
@@ -306,9 +304,6 @@ def test_a_stateful_map_style_dataset_keeps_its_own_state():
     assert DataLoader(Counting(10), num_workers=1).state_dict()["dataset"] is None
 
 
-# -- the state ---------------------------------------------------------------------------------
-
-
 def test_a_state_loads_with_weights_only():
     """As checkpoints are loaded by default."""
     loader = DataLoader(Drawn(8), batch_size=2, shuffle=True, num_workers=1)
@@ -417,9 +412,6 @@ def test_ctrl_c_in_a_sample_leaves_its_batch_to_be_made_again():
     again.dataset.presses = 0
     again.load_state_dict(loader.state_dict())
     assert len(list(again)) == 2
-
-
-# -- oracles -----------------------------------------------------------------------------------
 
 
 @settings(max_examples=40, deadline=None)

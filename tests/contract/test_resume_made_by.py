@@ -287,9 +287,6 @@ def test_a_damaged_origin_is_refused_by_name():
             DataLoader(rows()).load_state_dict(damaged)
 
 
-# -- pipelines ---------------------------------------------------------------------------------
-
-
 def pipeline(source, *ops):
     builder = PipelineBuilder().add_source(source)
     for op in ops:

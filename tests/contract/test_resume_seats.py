@@ -161,9 +161,6 @@ def test_sampler_that_was_not_asked_yet_has_the_state_that_it_was_given():
     assert plain(resumed(loader(), stored(second))) == plain(begun) == plain(batches)
 
 
-# -- out of order ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("order", ["shuffle", "deck"])
 @in_seats(NONE, THREADS)
 def test_what_came_ahead_is_known_to_a_second_state(seat, order):
@@ -260,9 +257,6 @@ def test_a_sampler_that_goes_on_resumes_in_its_second_epoch(num_batches):
     again = resumed(DataLoader(list(range(24)), 3, sampler=GoesOn()), state)
     batches = iter(again)
     assert plain(next(batches) for _ in range(4)) == expected
-
-
-# -- the workers' own streams ------------------------------------------------------------------
 
 
 def by_worker(seat, dataset, **options):

@@ -372,6 +372,3 @@ def test_close_waits_for_the_samples_under_way_on_threads():
     assert data.done.is_set()
     with pytest.raises(PipelineStopped, match="closed"):
         next(batches)
-
-
-# -- modes of torch --------------------------------------------------------------------------------

@@ -77,8 +77,6 @@ def is_same(one, two):
     return path_of_difference(one, two, loosely=True) is None
 
 
-# -- samples ---------------------------------------------------------------------------------------
-
 SAMPLES = [
     torch.arange(6, dtype=torch.uint8).reshape(1, 2, 3),
     torch.rand(3, 4, 5).to(memory_format=torch.contiguous_format).permute(1, 2, 0),
@@ -160,9 +158,6 @@ def test_sample_with_gaps_is_contiguous_every_time(sample, place, tmp_path):
         assert is_same(found, sample)
         assert np.asarray(found).flags.c_contiguous
         found[:] = 0
-
-
-# -- the store -------------------------------------------------------------------------------------
 
 
 def fill_until_killed(folder, seed, ready):
@@ -328,9 +323,6 @@ def test_what_somebody_removed_is_made_again(gone, tmp_path, caplog):
     assert not caplog.records
 
 
-# -- the dataset -----------------------------------------------------------------------------------
-
-
 def test_sample_is_made_once_and_kept_on_disk(tmp_path):
     """By any object with the same folder, as a program that starts again has."""
     dataset = Made(40)
@@ -456,9 +448,6 @@ def test_cache_loads_on_threads_when_the_dataset_may():
     silent.thread_safe = None
     loader = spdl_torch.DataLoader(cached(silent), num_workers=1)
     assert placement_of(loader).num_processes == 1
-
-
-# -- files -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -636,9 +625,6 @@ def test_objects_are_others_with_other_options_of_the_store(tmp_path, monkeypatc
             assert keys(cached(half, tmp_path / "cache", version=1)) == keys(half)
 
 
-# -- memory ----------------------------------------------------------------------------------------
-
-
 def rank_folders(environ, store):
     """The folders of two caches of a program that has these variables."""
     os.environ.update(environ)
@@ -775,9 +761,6 @@ def test_memory_is_free_when_the_last_process_has_ended(ends):
             assert program.wait(timeout=PATIENCE_SECONDS) == (0 if ends else -signal.SIGKILL)
         memory.memory_folder(f"{name}-shared")  # as the next program does
         assert os.path.isdir(folder) is (folder == shared)
-
-
-# -- bad input -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -29,9 +29,6 @@ def rows():
 SAMPLES = ["row 0", "row 1", "row 2"]
 
 
-# -- damage ----------------------------------------------------------------------------------------
-
-
 def filled(folder):
     """A cache of two of the three samples, and the path of its own folder."""
     dataset = cached(rows(), folder, version=1)
@@ -139,9 +136,6 @@ def test_disk_that_fails_turns_the_cache_off(tmp_path, caplog):
         assert [dataset[index] for index in range(3)] == SAMPLES
     assert caplog.text.count("not used") == 1
     assert "is not used: Illegal seek" in dataset.loading_remarks()[0]
-
-
-# -- whose it is -----------------------------------------------------------------------------------
 
 
 def of_another_user(path):

@@ -77,9 +77,6 @@ class Later:
             yield number
 
 
-# -- passes ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("make_source", [list, Later], ids=["list", "async"])
 def test_items_come_again_when_it_is_iterated_again(make_source):
     """Every pass runs the pipeline from its beginning; two at once do not meet."""
@@ -149,9 +146,6 @@ def test_source_that_is_an_iterator_is_refused_the_second_time():
         list(dataset)
 
 
-# -- epochs and statistics -------------------------------------------------------------------------
-
-
 def test_epochs_are_counted_and_set_on_the_source():
     """A pass is an epoch; ``set_epoch`` sets the next one."""
     source = Parts(range(3))
@@ -187,9 +181,6 @@ def test_stats_are_there_in_a_pass_and_after_it():
     assert dataset.snapshot() == dataset.snapshot()
 
 
-# -- length ----------------------------------------------------------------------------------------
-
-
 @settings(max_examples=30)
 @given(sizes, st.integers(1, 5), st.booleans(), st.integers(1, 4), tails, st.data())
 def test_len_is_what_comes(num_items, batch, drop_last, world, tail, data):
@@ -213,9 +204,6 @@ def test_len_that_cannot_be_known_is_given_or_fails():
 
     with pytest.raises(TypeError, match="stage 'twice' may pass on any number"):
         len(dataset_of([1, 2], twice))
-
-
-# -- ranks and workers -----------------------------------------------------------------------------
 
 
 class Uneven(Parts):
@@ -328,9 +316,6 @@ def test_loader_passes_its_items_on(loader_class):
     assert len(loader) == 3
     dataset = dataset_of(range(11), double, num_replicas=2, rank=1)
     assert sorted(loader_class(dataset, batch_size=None, num_workers=2)) == [*range(2, 22, 4)]
-
-
-# -- as an object ----------------------------------------------------------------------------------
 
 
 def test_pickle_runs_on_its_own():

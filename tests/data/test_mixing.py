@@ -57,9 +57,6 @@ class Noisy(torch_data.Dataset):
         return torch.tensor([self.first + index, int(torch.randint(1 << 40, ()))])
 
 
-# -- the plan --------------------------------------------------------------------------------------
-
-
 def test_orders_of_passes_are_all_permutations_alike():
     """Each of the 24 orders of 4 samples comes about as often: within 5 standard deviations."""
     orders = shuffled_indices(3, np.repeat(np.arange(24_000), 4), np.tile(range(4), 24_000), 4)
@@ -177,9 +174,6 @@ def test_order_of_the_dict_does_not_matter():
     first = list(mix(lists((9, 9, 9)), named((1, 1, 2)), seed=1))
     assert first == list(mix(turned, named((1, 1, 2)), seed=1))
     assert first != list(mix(turned, named((1, 1, 2)), seed=2))
-
-
-# -- in a loader -----------------------------------------------------------------------------------
 
 
 def noisy_mixture():
@@ -317,9 +311,6 @@ def test_error_of_a_source_names_source_and_sample():
     with pytest.raises(ValueError, match="bad 0") as raised:
         list(mix(sources, stop="all", shuffle=False))
     assert "in sample 0 of the source 'bad'" in raised.value.__notes__
-
-
-# -- streams ---------------------------------------------------------------------------------------
 
 
 def endless_oracle(mixed, lengths, stop):
@@ -509,8 +500,6 @@ def test_part_of_a_mixture_is_a_source_of_its_own():
     with pytest.raises(ValueError, match=r"index must be in 0..count-1, got index 2 of 2"):
         mixture.shard(2, 2)
 
-
-# -- bad input -------------------------------------------------------------------------------------
 
 GOOD, EVEN, NAN = {"a": range(3), "b": range(4)}, {"a": 1, "b": 1}, float("nan")
 

@@ -257,9 +257,6 @@ def test_mixture_that_was_iterated_can_be_pickled():
     assert list(pickle.loads(pickle.dumps(source))) == list(source)
 
 
-# -- what is refused -------------------------------------------------------------------------------
-
-
 def test_dataset_that_may_divide_itself_is_not_divided_again():
     """On several ranks or workers some of its items would belong to nobody."""
     dataset = piped(whole("plain"), num_replicas=2, rank=0, tail="uneven")

@@ -57,9 +57,6 @@ def some_sizes(number, budget, seed=0):
     return np.clip(drawn.astype(int), 1, budget).tolist()
 
 
-# -- groups ----------------------------------------------------------------------------------------
-
-
 def first_fit_decreasing(sizes, budget):
     """The textbook: each sample, from the largest down, goes to the first pack that has room."""
     packs = []
@@ -157,9 +154,6 @@ def test_epochs_are_other_groups_with_little_waste():
     assert texts.plan().groups(1) is groups  # not planned again for a report
 
 
-# -- rows ------------------------------------------------------------------------------------------
-
-
 def test_pack_has_the_documents_end_to_end():
     """With what attention kernels and position embeddings need to keep them apart."""
     sizes = [3, 7, 2, 5]
@@ -255,9 +249,6 @@ def test_pad_collate_is_default_collate_where_shapes_agree():
     assert images[0].sum() == 30
     with pytest.raises(ValueError, match=r"same number of dimensions, got shapes \(2,\), \(1, 2\)"):
         pad_collate([torch.ones(2), torch.ones(1, 2)])
-
-
-# -- loading ---------------------------------------------------------------------------------------
 
 
 def as_text(row):
@@ -406,8 +397,6 @@ def test_copy_of_a_worker_has_no_plan():
         copied.sampler()
 
 
-# -- streams ---------------------------------------------------------------------------------------
-
 STREAM_SIZES = some_sizes(230, 64, seed=4)
 
 
@@ -543,9 +532,6 @@ def test_mixture_of_streams_can_be_packed():
     tokens = torch.cat([row["input_ids"] for row in rows])
     assert 0.7 < tokens[:, 0].eq(0).float().mean() < 0.8
     assert bucket(mix(streams), 12, size_of=len).dataset.sources.keys() == {"a", "b"}
-
-
-# -- bad input -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -234,9 +234,6 @@ def test_file_that_was_replaced_is_an_error(folder, tmp_path, memory):
                 read(source)
 
 
-# --- items -----------------------------------------------------------------------------------
-
-
 def images(numbers):
     """Pictures as Hugging Face stores them."""
     return pa.array(
@@ -403,9 +400,6 @@ def test_sounds_of_hugging_face_are_decoded_as_they_are(tmp_path):
         assert torch.equal(load_audio(row["audio"]), torch.arange(80)[None] / 2**15)
 
 
-# --- in loaders and pipelines ----------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -474,9 +468,6 @@ def test_it_is_mixed_packed_cached_and_ordered_by_position(folder, kinds):
     assert sorted(numbers_in(order)) == ALL
     packs = pack(tokens, 10, size_of=lambda row: len(row["tokens"]), shuffle=False)
     assert sum(len(each["tokens"]) for each in packs) == 2 * 14
-
-
-# --- where they are --------------------------------------------------------------------------
 
 
 def test_files_are_found_by_folder_glob_name_and_url(folder, tmp_path, memory):

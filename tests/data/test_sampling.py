@@ -40,9 +40,6 @@ def in_turns(parts):
     return [index for dealt in rounds for index in dealt if index is not None]
 
 
-# -- shares ----------------------------------------------------------------------------------------
-
-
 @given(st.integers(1, 60), worlds, st.booleans(), st.booleans(), st.integers(0, 3))
 def test_indices_are_torchs(length, world, shuffle, drop, epoch):
     """Whoever changes over in the middle of a project sees the same order."""
@@ -130,9 +127,6 @@ def _tensors_of(indices):
     return [value for value in vars(indices).values() if isinstance(value, torch.Tensor)]
 
 
-# -- where the rank comes from ---------------------------------------------------------------------
-
-
 def test_rank_is_asked_for_when_it_is_needed(monkeypatch):
     """Lightning makes the process group after the sampler."""
     sampler = DistributedSampler(range(10), shuffle=False)
@@ -164,9 +158,6 @@ def test_argument_is_refused_when_it_makes_no_sense(options, error, message):
     for epoch in (-1, 1.0, True):  # a loop variable that went wrong
         with pytest.raises(ValueError, match="epoch must be an int >= 0"):
             DistributedSampler(3).set_epoch(epoch)
-
-
-# -- going on --------------------------------------------------------------------------------------
 
 
 @given(st.integers(0, 60), worlds, st.sampled_from(TAILS), st.data())

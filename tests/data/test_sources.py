@@ -76,9 +76,6 @@ def numbers_of(source):
     return [int(item["__key__"]) if isinstance(item, dict) else item for item in source]
 
 
-# --- order and parts -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=40)
 @given(st.integers(1, 30), st.integers(1, 4), st.none() | seeds, st.integers(0, 9))
@@ -176,9 +173,6 @@ def test_generators_of_the_trainer_are_untouched_when_sources_shuffle():
     assert random.getstate() == states[1]
 
 
-# --- lists -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("shuffled", [False, True])
 @given(sizes, counts, seeds, st.data())
 def test_item_is_reached_by_its_position(shuffled, size, count, seed, data):
@@ -211,9 +205,6 @@ def test_buffer_is_refused_when_everything_is_shuffled():
     """An option that would do nothing is an error with a word on what it is for."""
     with pytest.raises(UnsupportedOptionError, match="buffer_size must be None, got 10"):
         as_source([1, 2]).shuffle(0, buffer_size=10)
-
-
-# --- streams ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("buffer_size", [1, 2, 7, 1000])
@@ -291,9 +282,6 @@ def test_arguments_are_checked(root, kind):
     if kind != "list":
         with pytest.raises(ValueError, match="buffer_size must be >= 1 or None, got 0"):
             source.shuffle(0, 0)
-
-
-# --- files -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -390,8 +378,6 @@ def test_files_are_found_behind_urls(tree, memory, protocol):
     with pytest.raises(FileNotFoundError, match="no file matches"):
         Files(f"{folder}/b/*.png")
 
-
-# --- lists of files --------------------------------------------------------------------------
 
 LINES = "train/a.jpg\n\n  train/b.jpg \r\n# old\n/abs/c.jpg\ns3://bucket/d.jpg\n"
 

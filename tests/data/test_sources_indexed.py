@@ -36,9 +36,6 @@ def shards(folder):
     return TarShards(folder / "*.tar")
 
 
-# --- at random -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", FORMATS)
 @settings(max_examples=25)
 @given(st.lists(st.tuples(names, st.one_of(contents, st.sampled_from("125"))), max_size=8))
@@ -97,12 +94,6 @@ def test_samples_are_read_at_random_behind_urls(folder, tmp_path):
         memory.rm("/", recursive=True)
 
 
-# --- divided ---------------------------------------------------------------------------------
-
-
-# --- as a map-style dataset ------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"isolation": "process"}])
 def test_loader_shuffles_everything(shards, options):
     """A permutation of all samples, the same for any workers."""
@@ -117,9 +108,6 @@ def test_loader_shuffles_everything(shards, options):
     assert epoch(**options) == epoch()
     assert sorted(epoch()) == ALL
     assert epoch() != ALL
-
-
-# --- without, and damaged --------------------------------------------------------------------
 
 
 def test_source_without_an_index_is_read_from_the_front(tmp_path):

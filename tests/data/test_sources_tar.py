@@ -46,9 +46,6 @@ class Pipe(io.RawIOBase):
         return self._file.read(min(size, 700) if size >= 0 else size)
 
 
-# --- archives --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", FORMATS)
 @given(st.lists(st.tuples(names, contents), max_size=6))
 @example([("a" * 99 + "/" + "b" * 99, b"x"), ("é" * 60, b""), ("d/" * 140 + "e", b"y" * 512)])
@@ -193,9 +190,6 @@ def test_error_of_the_file_is_not_taken_for_damage(pack):
         list(iter_tarfile(Lost(archive)))
 
 
-# --- samples ---------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def shards(tmp_path, monkeypatch):
     """Five shards of 7, 0, 3, 7 and 1 samples in the current folder."""
@@ -303,9 +297,6 @@ def test_contents_are_not_read_when_they_are_passed_over(tmp_path, monkeypatch):
     assert read == ["000013.jpg", "000013.cls", "000017.jpg", "000017.cls"]
 
 
-# --- damage and lost connections -------------------------------------------------------------
-
-
 def test_damaged_shard_is_named(shards):
     """With the last good file; the samples before it were handed out."""
     path = Path("train-002.tar")
@@ -343,9 +334,6 @@ def test_sample_with_two_fields_of_one_name_or_beyond_the_limit_is_refused(tmp_p
         list(TarShards(path, max_sample_bytes=2000))
     with pytest.raises(DecodeError, match=r"'1\.f0' claims 400 bytes; the limit is 300"):
         list(TarShards(path, max_sample_bytes=300))
-
-
-# --- end to end ------------------------------------------------------------------------------
 
 
 def test_a_tar_without_its_end_still_has_its_last_sample(tmp_path):

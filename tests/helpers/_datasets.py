@@ -21,9 +21,6 @@ def share_of_worker(length):
     return range(first, length, step)
 
 
-# -- the least that a dataset can be
-
-
 class Sized(Dataset):
     """Map-style, of some length."""
 
@@ -248,9 +245,6 @@ ITERABLE = (Stream, PlacedStream, OwnPlaceStream)
 KINDS = (*MAP_STYLE, *ITERABLE)
 
 
-# -- samples of several types, and bad ones
-
-
 def item_of(index: int) -> dict[str, Any]:
     """The sample every dataset here has at ``index``."""
     return {"x": torch.tensor([index, index + 0.5]), "y": index, "name": f"#{index}"}
@@ -293,9 +287,6 @@ class StreamData(MapData, IterableDataset):
         return map(self.__getitem__, share)
 
 
-# -- what shares events and counters with the test
-
-
 class GatedData(Sized):
     """Sample ``held`` waits until ``gate`` is set; ``entered`` says that a worker is waiting."""
 
@@ -331,9 +322,6 @@ class RecordingSampler:
             self.pulled += 1
             self.threads.add(threading.get_ident())
             yield index
-
-
-# -- what keeps a state
 
 
 class Asked:

@@ -8,8 +8,6 @@ from _idioms import NUMBERS, Idiom, N, Samples, decode, idiom, simple
 from _idioms_files import written
 from torch.utils.data import IterableDataset, get_worker_info
 
-# -- iterable datasets that divide themselves ------------------------------------------------
-
 
 class Files(IterableDataset):
     """A list of files that workers divide among themselves."""
@@ -34,9 +32,6 @@ def shuffled_then_divided(folder):
             return decode(self.files)[number::num_workers]
 
     return Idiom(dataset=Shuffled())
-
-
-# -- transforms that keep what they drew -----------------------------------------------------
 
 
 class Shift:
@@ -106,9 +101,6 @@ class ClosureWithState(Samples):
         return self.load(index)
 
 
-# -- buffers and caches ----------------------------------------------------------------------
-
-
 @simple
 class ScratchBuffer(Samples):
     """One numpy buffer into which every record is read."""
@@ -166,9 +158,6 @@ class GeneratorKept(Samples):
         return self.generator.send(index)
 
 
-# -- collate functions -----------------------------------------------------------------------
-
-
 class Padding:
     """Pads into a buffer that is kept, and returns a copy."""
 
@@ -203,9 +192,6 @@ def collate_object_with_buffer(folder):
     return Idiom(dataset=Plain(), options={"collate_fn": Padding()})
 
 
-# -- data that is changed --------------------------------------------------------------------
-
-
 class Tensors(Samples):
     """Rows of a tensor, as they are."""
 
@@ -227,9 +213,6 @@ def sample_changes_its_tensor(folder):
             return row
 
     return Idiom(dataset=Changing())
-
-
-# -- the trainer and the workers' datasets ---------------------------------------------------
 
 
 class WithEpoch(Samples):
@@ -255,9 +238,6 @@ def sampler_that_sets_the_epoch(folder):
             yield from NUMBERS
 
     return Idiom(dataset=dataset, options={"sampler": Announcing()})
-
-
-# -- what threads have of their own already --------------------------------------------------
 
 
 @simple

@@ -134,8 +134,6 @@ class TimeLimit(Samples):
         raise TimeoutError
 
 
-# -- settings that worker_init_fn makes for its process --------------------------------------
-
 SETTINGS = {
     "default_dtype": (
         lambda: torch.set_default_dtype(torch.float64),

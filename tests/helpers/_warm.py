@@ -147,9 +147,6 @@ def fork(request, descriptors, preload):
             libc.prctl(_ADOPTS_ORPHANS, 0, 0, 0, 0)
 
 
-# -- the process that forks ------------------------------------------------------------------------
-
-
 @functools.cache
 def server(preload):
     """The channel to a process that has imported torch and ``preload``; it ends with this one. Only
@@ -341,9 +338,6 @@ def _program(arguments):
     sys.argv, sys.path = [first, *arguments], [str(Path(first).resolve().parent), *sys.path]
     main["__file__"] = os.path.abspath(first)
     return compile(Path(first).read_bytes(), main["__file__"], "exec")
-
-
-# -- the processes that a program starts -----------------------------------------------------------
 
 
 def _fork_what_multiprocessing_starts():

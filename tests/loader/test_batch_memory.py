@@ -58,9 +58,6 @@ class Locker(PageLocker):
         weakref.finalize(owner, give_back).atexit = False
 
 
-# -- the memory ------------------------------------------------------------------------------------
-
-
 def made(memory, sizes):
     """The tensors of a batch, None where there was no room."""
     memory.begin()
@@ -110,9 +107,6 @@ def test_piece_is_free_once_its_copy_is_done(backends):
     (again,) = made(memory, [SMALL_BYTES])
     again.fill_(0)
     assert staged.receive().unique().tolist() == [7]
-
-
-# -- loaders ---------------------------------------------------------------------------------------
 
 
 def frames(index):

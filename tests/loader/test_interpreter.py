@@ -142,9 +142,6 @@ def test_runs_after_a_loss_are_whole(lost):
     assert found.began_ns <= found.ended_ns
 
 
-# -- imports in the middle of a program ------------------------------------------------------------
-
-
 @pytest.fixture(autouse=True)
 def collector():
     """It is on before each test, and afterwards as it was."""
@@ -208,9 +205,6 @@ def test_child_that_is_forked_meanwhile_collects():
     with collected_later():
         assert found_in_fork(collects) == [True, False, True]
         assert not gc.isenabled()
-
-
-# -- handlers of signals that wait for the end of a block ------------------------------------------
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)

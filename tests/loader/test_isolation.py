@@ -54,9 +54,6 @@ def image_or_error(index):
     return Images()[index]
 
 
-# -- shared memory ---------------------------------------------------------------------------
-
-
 def test_batches_stay_right_when_the_loop_keeps_all_of_them():
     """A slab is not written again while anything views it; beyond some, batches are copied."""
     loader = isolated(large(60), 2)
@@ -181,9 +178,6 @@ def test_device_stage_moves_what_has_arrived(backends):
         list(batches)
 
 
-# -- errors ----------------------------------------------------------------------------------
-
-
 def test_error_keeps_its_type_its_notes_and_its_cause():
     """And the child's traceback, as a note; then the epoch goes on."""
     batches = iter(isolated(Made(image_or_error, 12), 4))
@@ -233,9 +227,6 @@ def test_dataset_that_the_child_cannot_open_is_an_error():
     assert next(batches, None) is None
 
 
-# -- what the child finds --------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("make", [isolated, served])
 def test_settings_are_the_trainers(monkeypatch, tmp_path, make):
     """As they are now, and not when a fork server was started. Datasets that share themselves out
@@ -272,9 +263,6 @@ def test_log_of_the_child_is_the_trainers(caplog):
     log = logging.getLogger("spdl_torch.data").warning
     list(isolated(Made(lambda index: log("sample %d", index), 2), 2, collate_fn=as_list))
     assert {"sample 0", "sample 1"} == {record.message for record in caplog.records}
-
-
-# -- what torch's worker is, and jobs of any size --------------------------------------------------
 
 
 def test_torchs_own_processes_load_where_there_are_none_of_ours(monkeypatch, caplog):
@@ -380,9 +368,6 @@ def test_batches_that_take_long_to_unpack_are_received_by_a_thread(persistent):
     expected = list(map(bits, DataLoader(Made(targets, 240), 30, collate_fn=as_list)))
     assert found == [expected] * 3
     assert has_thread == [False] * 8 + [True] * 16
-
-
-# -- a pickled dataset -----------------------------------------------------------------------------
 
 
 MIB = 1 << 20

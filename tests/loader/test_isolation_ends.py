@@ -125,8 +125,6 @@ def test_forked_process_leaves_the_workers_alone(isolation):
     assert len(list(batches)) == 5
 
 
-# -- whole programs --------------------------------------------------------------------------
-
 PROGRAM = """
     import os, signal, sys, threading
     sys.path.insert(0, {tests!r})

@@ -294,9 +294,6 @@ def test_indices_that_cannot_be_sent_cost_no_memory():
     assert most <= 4
 
 
-# -- the wire --------------------------------------------------------------------------------
-
-
 SIZES = [0, 1, 70, LONG_BYTES, LONG_BYTES + 1, 100_000]
 
 

@@ -208,9 +208,6 @@ def test_error_of_the_receiver_is_not_taken_for_the_childs_end():
     assert child.exitcode == 0
 
 
-# -- nothing is left -------------------------------------------------------------------------
-
-
 def leave(loader, how):
     """End an epoch in one of the ways. One of the two workers has made two batches by then, and
     the row of the first is in the trace."""

@@ -76,8 +76,6 @@ def test_warning_of_more_workers_than_cores_counts_the_quota(container, quota, r
         DataLoader(range(4), num_workers=3)
 
 
-# -- the times of threads --------------------------------------------------------------------------
-
 LINUX = pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="Linux's statistics")
 
 

@@ -61,9 +61,6 @@ def test_timeouts_lose_no_item_and_no_wake_up_when_they_race_with_puts():
         assert sorted(n for get in gets for n in result_of(get)) == list(range(count))
 
 
-# -- order
-
-
 def test_put_at_out_of_turn_does_not_eat_the_wake_up_of_the_turn():
     """A run (``last=False``) waiting for its turn must not take the wake-up of the turn holder."""
     channel = Channel(8)
@@ -88,9 +85,6 @@ def test_put_at_out_of_turn_does_not_eat_the_wake_up_of_the_turn():
         assert channel.get(PATIENCE_SECONDS) == "later"
     finally:
         channel.close()
-
-
-# -- model
 
 
 class Model:
@@ -219,12 +213,6 @@ def test_channel_loses_nothing_with_many_threads(capacity, producers, getters, i
     assert counters.peak_items <= capacity
 
 
-# -- other waits
-
-
-# -- statistics
-
-
 @pytest.fixture
 def clock(monkeypatch):
     clock = FakeClock()
@@ -336,9 +324,6 @@ def test_signal_on_another_thread_is_seen_by_a_get_on_the_main_thread(timeout):
     finally:
         thread.join()
         signal.signal(signal.SIGUSR1, before)
-
-
-# -- Ctrl-C inside its methods ---------------------------------------------------------------------
 
 
 class Waiting:

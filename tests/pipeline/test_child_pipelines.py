@@ -71,9 +71,6 @@ def pids():
     return [p.pid for p in multiprocessing.active_children() if p.name == "spdl-loader"]
 
 
-# -- passes and epochs
-
-
 def test_one_pipeline_in_one_child_serves_all_epochs():
     """The same threads, in another process; no item crosses."""
     source = Epochs(5)
@@ -134,9 +131,6 @@ def test_source_of_another_pipeline(continuous):
     assert flat == [source.items(n) for n in range(3)]
 
 
-# -- what comes across
-
-
 def test_tensors_and_arrays_come_through_shared_memory():
     """As what they were; the loop may keep them, and write into them."""
     items = list(in_child(range(3), make_arrays))
@@ -183,9 +177,6 @@ def test_options_of_build_are_those_of_the_childs_pipeline():
     assert list(in_child(range(4), fail_on_odd, options=options)) == [0, 2]
 
 
-# -- figures
-
-
 def test_figures_of_the_child_can_be_read():
     """Complete at the end of a pass; the report has the child's stages and this loop's wait."""
     items = in_child([0, 1, 2], same, name="decode")
@@ -200,9 +191,6 @@ def test_figures_of_the_child_can_be_read():
 def test_snapshot_of_the_users_own_is_not_called():
     """It may take a picture, write a file, or end the process."""
     assert list(iterate_in_subprocess(Photographs)) == [0, 1, 2]
-
-
-# -- errors
 
 
 def test_failure_arrives_with_its_members():
@@ -330,9 +318,6 @@ def test_what_cannot_be_run_there_is_refused_at_once(make, error, match):
         make()
 
 
-# -- other iterables
-
-
 def test_iterable_is_made_once_and_iterated_for_each_pass():
     """It may count; figures it has none, and the error says so."""
     items = iterate_in_subprocess(Counter, mp_context="forkserver", daemon=True)
@@ -340,9 +325,6 @@ def test_iterable_is_made_once_and_iterated_for_each_pass():
         with pytest.raises(RuntimeError, match="iterate_in_subprocess: there are no figures"):
             ask()
         assert [list(items) for _ in passes] == passes
-
-
-# -- ends
 
 
 @pytest.mark.parametrize("how", ["before the first item", "in the middle", "at the end"])

@@ -263,9 +263,6 @@ def test_names_come_from_the_op():
     assert names == ["same", "Called", "add", "method", "list", "Called", "mine"]
 
 
-# -- definitions as data
-
-
 def config_of(source, *pipes, sink=3, continuous=False):
     """Source, stages, sink."""
     return PipelineSpec(SourceSpec(source, continuous), list(pipes), SinkSpec(sink))

@@ -77,9 +77,6 @@ class AsyncEpochs(Epochs):
 continuous = functools.partial(pipeline_of, continuous=True)
 
 
-# -- items and epochs
-
-
 @settings(deadline=None, max_examples=240)
 @given(
     sizes=st.lists(st.integers(0, 12), min_size=1, max_size=4),
@@ -252,9 +249,6 @@ def test_generator_is_refused():
         PipelineBuilder().add_source((n for n in range(3)), continuous=True)
 
 
-# -- aggregators of the user's
-
-
 class Sums(Aggregator):
     """Adds up until 10 is reached."""
 
@@ -343,9 +337,6 @@ def test_aggregator_is_emptied_where_a_run_ends_early(how, drop_last):
     assert sums.sum == 0
 
 
-# -- figures
-
-
 def test_ends_of_epochs_are_no_items():
     """No figure counts them, and they do not wait in a queue's length."""
     source = Epochs(4, 0, 3)
@@ -359,9 +350,6 @@ def test_ends_of_epochs_are_no_items():
     assert all(after.num_put <= before.num_got for before, after in pairwise(taken))
     assert pipeline.snapshot().stages[0].tasks.num_tasks == taken[0].num_got
     assert queue.counters().num_put - 7 == len(queue)
-
-
-# -- failures
 
 
 def test_source_that_raises_in_a_later_epoch_fails_after_the_good_items():
@@ -406,9 +394,6 @@ def test_budget_counts_over_all_epochs(limit, bad, message):
         whole_epochs(pipeline, 3 - len(bad))
 
 
-# -- ends
-
-
 @pytest.mark.parametrize("op", [same, asame])
 def test_stop_ends_every_thread_wherever_it_waits(op):
     """Buffers full of the next epochs, threads that wait for theirs, in ordered and open stages."""
@@ -447,9 +432,6 @@ def test_epochs_stay_apart_while_the_number_of_threads_changes(counts, in_order)
         for epoch, count in enumerate(counts):
             hands.run.set_concurrency("op", count)
             assert multiset(pipeline) == multiset(source.items(epoch))
-
-
-# -- the first items again and again ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -269,9 +269,6 @@ def test_end_that_an_op_meets_elsewhere_is_a_failing_item(kind, is_cancelled):
     check_balance(p)
 
 
-# -- executors
-
-
 def die(item):
     end_at_once(3) if item == 5 else None
     return item

@@ -99,9 +99,6 @@ async def afail_late(item):
     raise Boom(item)
 
 
-# -- hooks
-
-
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("op", [same, asame, spread, aspread])
 def test_hooks_nest_in_the_order_of_the_list(op, asynchronous):
@@ -223,9 +220,6 @@ def test_stage_hook_that_raises_fails_the_pipeline(when, asynchronous):
         got.extend(p)
     assert isinstance(caught.value.exceptions[0], Boom)
     assert "[closed]" in repr(p)
-
-
-# -- callbacks
 
 
 def collecting(base, asynchronous):
@@ -400,9 +394,6 @@ def test_task_hook_overridden_around_the_base_still_counts(op, asynchronous):
         list(p)
     assert p.snapshot().stages[0].tasks.num_tasks == 30
     assert sorted(seen) == list(range(30))
-
-
-# -- truth
 
 
 @pytest.fixture

@@ -44,9 +44,6 @@ def state_of(pipeline):
     return repr(pipeline).split("[")[1].split("]")[0]
 
 
-# -- settings of threads
-
-
 def settings(item):
     return decimal.getcontext().prec, np.geterr()["over"], torch.is_grad_enabled()
 
@@ -63,9 +60,6 @@ def test_threads_begin_with_the_settings_of_the_one_that_starts_them():
         assert context.prec == 40
     with pipeline_of([0], settings).auto_stop() as p:
         assert list(p) == [settings(0)]
-
-
-# -- states
 
 
 def test_states_are_shown_from_new_to_closed():
@@ -147,9 +141,6 @@ def test_get_item_timeout_is_resumable():
         assert [p.get_item(PATIENCE_SECONDS), p.get_item()] == [0, 1]
 
 
-# -- stop
-
-
 def test_stop_while_the_consumer_waits_in_get_item():
     """stop() from another thread ends a waiting get_item."""
     op = GatedOp()
@@ -221,9 +212,6 @@ def test_source_generator_is_closed_by_stop():
     with pipeline_of(Source(), same).auto_stop() as p:
         p.get_item()
     assert closed.wait(PATIENCE_SECONDS)
-
-
-# -- leaks
 
 
 def test_dropped_iterator_ends_the_run():
@@ -370,9 +358,6 @@ def test_rounds_leave_threads_and_files_flat(how):
         del p
 
 
-# -- garbage collection
-
-
 def test_last_reference_dropped_inside_an_op_of_its_own():
     """A pipeline may be finalized on one of its own worker threads."""
     dropped = threading.Event()
@@ -466,9 +451,6 @@ def test_thread_that_begins_after_it_was_looked_for_is_not_one_that_time_ran_out
     assert thread.is_alive()
     ends.set()
     thread.join()
-
-
-# -- exit, interrupts, fork (children)
 
 
 def test_exit_waits_for_a_thread_that_hangs_once(monkeypatch):

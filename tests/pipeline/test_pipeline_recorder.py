@@ -43,9 +43,6 @@ def turns_of(timeline, stage):
     return [turn for row in rows_of(timeline, stage) for turn in row.turns]
 
 
-# -- one ring ----------------------------------------------------------------------------------
-
-
 @given(capacity=st.integers(2, 20) | st.integers(60, 300), count=st.integers(0, 700))
 def test_a_ring_keeps_the_latest_and_counts_the_rest(capacity, count):
     """It reads the last turns, in order, and the number of those missing."""
@@ -60,9 +57,6 @@ def test_a_ring_keeps_the_latest_and_counts_the_rest(capacity, count):
     for turn in turns:
         assert turn.since_ns + 3 == turn.started_ns + 2 == turn.ended_ns + 1 == turn.done_ns
         assert (turn.cpu_ns, turn.output, turn.num_before, turn.num_after) == (4, 5, -1, 7)
-
-
-# -- a pipeline's timeline ---------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("item_level")
@@ -230,9 +224,6 @@ def test_without_statistics_nothing_is_measured():
         assert list(pipeline) == [list(range(n, min(n + 3, 20))) for n in range(0, 20, 3)]
     assert not any(row.turns for row in pipeline.timeline().rows)
     assert [stage.tasks.num_tasks for stage in pipeline.snapshot().stages] == [0, 0]
-
-
-# -- the process -------------------------------------------------------------------------------
 
 
 def test_a_session_keeps_what_ran_in_it():
