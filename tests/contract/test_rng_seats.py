@@ -11,12 +11,12 @@ import _warm
 import numpy as np
 import pytest
 import torch
-from _first_draws import digest_of
+from _first_draws import Stream, collate, digest_of
 from _folders import HELPERS
 from _loader_helpers import assert_threads_end
 from _seats import FORKED, NONE, THREADS, in_every_seat, in_seats
 from torch import nn
-from torch.utils.data import Dataset, IterableDataset, default_collate
+from torch.utils.data import Dataset, IterableDataset
 
 from spdl_torch.loader.rng.patches import install
 
@@ -62,21 +62,6 @@ class InBatches(Augmented):
         return [self[index] for index in indices]
 
 
-class AsStream(IterableDataset):
-    """Draws at the beginning and in each item; every worker makes a part of them."""
-
-    def __iter__(self) -> Any:
-        first = torch.rand(()), random.random(), np.random.rand()
-        info = torch.utils.data.get_worker_info()
-        for index in range(info.id, LENGTH, info.num_workers):
-            yield index, *first, torch.rand(()), random.random(), np.random.rand()
-
-
-def collate(samples: list[Any]) -> Any:
-    """Draws too, as Mixup does."""
-    return default_collate(samples), torch.rand(2), random.random(), np.random.rand()
-
-
 def drawn(loader: Any) -> str:
     """The bits of two epochs."""
     return repr([batch for _ in range(2) for batch in loader])
@@ -85,7 +70,7 @@ def drawn(loader: Any) -> str:
 @functools.cache
 def reference(kind: type) -> str:
     """The bits that are drawn in one seat, against which the others are held."""
-    return drawn(loader_in(THREADS if kind is AsStream else NONE, kind))
+    return drawn(loader_in(THREADS if kind is Stream else NONE, kind))
 
 
 def seed_all(seed: int) -> None:
@@ -104,11 +89,11 @@ def states() -> Any:
 
 
 @in_every_seat
-@pytest.mark.parametrize("kind", [Augmented, InBatches, AsStream])
+@pytest.mark.parametrize("kind", [Augmented, InBatches, Stream])
 def test_samples_draw_the_same_bits_in_every_seat(seat: Any, kind: Any) -> None:
     """As without workers, in two epochs, and the trainer's generators stand still, whatever workers
     seed; the items of an iterable by their worker and their number in it."""
-    if seat is NONE and kind is AsStream:
+    if seat is NONE and kind is Stream:
         pytest.skip("it has no worker by whose number it could be divided")
     want, before = reference(kind), states()
     assert drawn(loader_in(seat, kind)) == want

@@ -52,19 +52,19 @@ class InBatches(Draws):
 
 
 class Stream(IterableDataset):
-    """Draws at the beginning and in each item."""
+    """Draws at the beginning and in each item; every worker makes a part of them."""
 
     thread_safe = True
 
     def __iter__(self):
-        info, first = get_worker_info(), torch.rand(()).item()
+        info, first = get_worker_info(), [torch.rand(()).item(), random.random(), np.random.rand()]
         for index in range(0 if info is None else info.id, 12, 1 if info is None else 2):
-            yield float(index), first, torch.rand(()).item(), random.random(), np.random.rand()
+            yield [float(index), *first, torch.rand(()).item(), random.random(), np.random.rand()]
 
 
 def collate(samples):
     """Draws too, as Mixup does."""
-    return default_collate(samples), torch.rand(2), random.random()
+    return default_collate(samples), torch.rand(2), random.random(), np.random.rand()
 
 
 def begin(number):
