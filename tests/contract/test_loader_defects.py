@@ -16,6 +16,7 @@ from _loader_helpers import (
     DataLoader,
     ThreadLoader,
     assert_threads_end,
+    batches_of,
     epoch_of,
     torch_loader,
 )
@@ -30,11 +31,6 @@ from torch.utils.data import (
 
 from spdl_torch.loader.backends import worker_thread as worker_module
 from spdl_torch.loader.backends.dataset_copies import own_copy
-
-
-def batches_of(loader):
-    """As lists of numbers."""
-    return [batch.tolist() for batch in loader]
 
 
 class OneDict(Indices):

@@ -20,7 +20,7 @@ from _datasets import (
     Shuffled,
     Uncopyable,
 )
-from _loader_helpers import DataLoader, resumed
+from _loader_helpers import DataLoader, batches_of, resumed
 from torch.utils.data import DistributedSampler, IterableDataset, Sampler
 
 from spdl_torch import PipelineDataset
@@ -35,11 +35,6 @@ KINDS = {
     "persistent": {"num_workers": 2, "persistent_workers": True, "isolation": "thread"},
     "processes": {"num_workers": 2, "isolation": "process"},
 }
-
-
-def batches_of(loader):
-    """As lists of numbers."""
-    return [batch.tolist() for batch in loader]
 
 
 class Broken(OnlyFor):

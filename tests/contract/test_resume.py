@@ -19,7 +19,7 @@ from _datasets import (
     StatefulStream,
     StreamData,
 )
-from _loader_helpers import DataLoader, epoch_of as events_of, frozen, resumed
+from _loader_helpers import DataLoader, batches_of, epoch_of as events_of, frozen, resumed
 from hypothesis import given, settings, strategies as st
 from torch.utils.data import BatchSampler, DistributedSampler, Sampler
 
@@ -43,12 +43,8 @@ def test_the_trainer_s_generator_is_left_as_it_is():
     state = loader.state_dict()
     before = torch.manual_seed(99).get_state()
     again = resumed(DataLoader(Drawn(12), batch_size=2, shuffle=True), state)
-    assert epoch_of(again) == epoch_of(iterator)
+    assert batches_of(again) == batches_of(iterator)
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def epoch_of(loader):
-    return [batch.tolist() for batch in loader]
 
 
 def test_another_batch_size_goes_on_behind_the_same_sample():
@@ -101,7 +97,7 @@ def test_a_stateful_iterable_makes_nothing_twice():
     loader.close()
     NotingStream.made.clear()
     again = resumed(DataLoader(NotingStream(40), **options), state)
-    epoch_of(again)
+    batches_of(again)
     (worker,) = state["workers"]
     assert min(NotingStream.made) == 20 - worker["num_after"]
     assert worker["num_after"] <= 16, "it was asked at least once"
@@ -174,17 +170,17 @@ def test_the_epoch_that_was_named_before_a_state_is_the_next_one(kind, workers):
         return DataLoader(Drawn(12), batch_size=4, sampler=sampler, seed=5, **workers)
 
     loader = make(0)
-    epoch_of(loader)
+    batches_of(loader)
     loader.sampler.set_epoch(3)
     state = loader.state_dict()
-    expected = epoch_of(loader)
+    expected = batches_of(loader)
     for named_before, named_after in ((None, None), (3, None), (None, 3), (0, 3)):
         again = resumed(make(named_before), state)
         assert again.sampler.epoch == 3
         if named_after is not None:
             again.sampler.set_epoch(named_after)
-        assert epoch_of(again) == expected
-    assert expected != epoch_of(make(0))
+        assert batches_of(again) == expected
+    assert expected != batches_of(make(0))
 
 
 @none_or_threads
@@ -238,7 +234,7 @@ def stopped_in_an_epoch(name, num_batches, workers, epoch=2):
     if num_batches > 6:
         loader.sampler.set_epoch(3)
     state = json.loads(json.dumps(loader.state_dict()))
-    return state, epoch_of(loader if num_batches > 6 else batches)
+    return state, batches_of(loader if num_batches > 6 else batches)
 
 
 @none_or_threads
@@ -248,7 +244,7 @@ def test_the_epoch_of_a_sampler_is_read_where_samplers_keep_it(name, epoch, num_
     """As a number of any type; -1 is none that a state could give back."""
     state, rest = stopped_in_an_epoch(name, num_batches, workers, epoch)
     again = resumed(with_epochs(name, workers), state)
-    assert epoch_of(again) == rest
+    assert batches_of(again) == rest
     before = with_epochs(name, workers, default=-1).state_dict()
     assert before["sampler_epoch"] is None
 
@@ -267,7 +263,7 @@ def test_an_epoch_that_cannot_be_read_is_asked_for(workers):
     with pytest.warns(UserWarning, match=asks):
         again.load_state_dict(state)
     again.sampler.set_epoch(2)
-    assert epoch_of(again) == rest
+    assert batches_of(again) == rest
 
 
 @pytest.mark.parametrize(("then", "now"), [("number", "epoch"), ("epoch", "number")])
@@ -277,7 +273,7 @@ def test_a_state_is_resumed_whether_the_epoch_was_read_then_or_can_be_now(then, 
     again = resumed(with_epochs(now, {}), state)
     if then == "number":
         again.sampler.set_epoch(2)
-    assert epoch_of(again) == rest
+    assert batches_of(again) == rest
 
 
 class Counting(Drawn):

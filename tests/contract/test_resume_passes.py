@@ -11,6 +11,7 @@ import pytest
 import torch
 from _covering import by_pairs
 from _datasets import GoingOn
+from _loader_helpers import batches_of
 from _seats import NONE, THREADS, in_seats
 from hypothesis import given, settings, strategies as st
 from torch.utils.data import ChainDataset, IterableDataset
@@ -64,11 +65,6 @@ SEATS = {
 }
 
 
-def batches(loader):
-    """One epoch."""
-    return [batch.tolist() for batch in loader]
-
-
 @by_pairs(kind=INSIDE, seat=SEATS)
 def test_pipeline_inside_a_dataset_resumes_what_is_known(kind, seat):
     """Items are counted: exact within the first epoch. Of a later one's items only a pass that was
@@ -78,11 +74,11 @@ def test_pipeline_inside_a_dataset_resumes_what_is_known(kind, seat):
         return DataLoader(INSIDE[kind](), batch_size=3, **SEATS[seat])
 
     run = make()
-    epochs = [batches(run) for _ in range(2)]
+    epochs = [batches_of(run) for _ in range(2)]
     for epoch in range(2):
         run, again = make(), make()
         for _ in range(epoch):
-            batches(run)
+            batches_of(run)
         next(iter(run))
         again.load_state_dict(run.state_dict())
         if epoch and seat != "threads":
@@ -95,7 +91,7 @@ def test_pipeline_inside_a_dataset_resumes_what_is_known(kind, seat):
                 return
             for each in insides(again.dataset):
                 each.set_epoch(epoch)
-        assert batches(again) == epochs[epoch][1:]
+        assert batches_of(again) == epochs[epoch][1:]
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
@@ -109,8 +105,8 @@ def test_workers_that_are_new_in_each_epoch_go_on_with_the_passes(kind, isolatio
 
     alone, single, run = DataLoader(PIPED[kind](), 3), make(1), make()
     kept = make(persistent_workers=True)
-    expected = [batches(kept) for _ in range(4)]
-    assert [batches(single) for _ in range(3)] == [batches(alone) for _ in range(3)]
+    expected = [batches_of(kept) for _ in range(4)]
+    assert [batches_of(single) for _ in range(3)] == [batches_of(alone) for _ in range(3)]
     for epoch in range(3):
         again, had = make(), []
         for batch in run:
@@ -118,13 +114,13 @@ def test_workers_that_are_new_in_each_epoch_go_on_with_the_passes(kind, isolatio
             if len(had) == 2:
                 again.load_state_dict(run.state_dict())
         assert had == expected[epoch]
-        assert batches(again) == had[2:]
-        assert batches(again) == expected[epoch + 1]
+        assert batches_of(again) == had[2:]
+        assert batches_of(again) == expected[epoch + 1]
         between = make()
         between.load_state_dict(run.state_dict())
-        assert batches(between) == expected[epoch + 1]
+        assert batches_of(between) == expected[epoch + 1]
     run.dataset.set_epoch(1)
-    assert batches(run) == expected[1]
+    assert batches_of(run) == expected[1]
 
 
 class Numbered:
@@ -278,16 +274,16 @@ def test_epoch_named_after_loading_counts(kind, seat):
     fresh, run, named_after, named_before = make(), make(), make(), make()
     fresh.dataset.set_epoch(5)
     run.dataset.set_epoch(0)
-    batches(run)
+    batches_of(run)
     state = run.state_dict()
     named_after.load_state_dict(state)
     named_after.dataset.set_epoch(5)
-    assert batches(named_after) == batches(fresh)
+    assert batches_of(named_after) == batches_of(fresh)
     if seat != "threads":  # whose copies of the dataset end with the epoch
-        undisturbed = batches(run)
+        undisturbed = batches_of(run)
         named_before.dataset.set_epoch(5)
         named_before.load_state_dict(state)
-        assert batches(named_before) == undisturbed
+        assert batches_of(named_before) == undisturbed
 
 
 def insides(dataset):

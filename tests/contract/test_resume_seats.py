@@ -20,7 +20,7 @@ from _datasets import (
     Walk,
     WalkWithState,
 )
-from _loader_helpers import resumed
+from _loader_helpers import batches_of, resumed
 from _seats import (
     FORKED,
     NONE,
@@ -34,10 +34,6 @@ from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.data import mix
 from spdl_torch.data.sources import as_source
 from spdl_torch.pipeline import PipelineBuilder
-
-
-def plain(batches):
-    return [batch.tolist() if isinstance(batch, torch.Tensor) else batch for batch in batches]
 
 
 def stored(loader):
@@ -54,9 +50,9 @@ def test_loading_into_the_same_loader_is_as_into_a_new_one(seat, caplog):
         next(batches)
     with caplog.at_level(logging.ERROR, "spdl_torch.data"):
         state = stored(loader)
-    rest = plain(batches)
+    rest = batches_of(batches)
     loader.load_state_dict(state)
-    assert plain(loader) == rest
+    assert batches_of(loader) == rest
     assert len(rest) == 9
 
 
@@ -158,7 +154,7 @@ def test_sampler_that_was_not_asked_yet_has_the_state_that_it_was_given():
     next(batches)
     second = resumed(loader(), stored(first))
     begun = iter(second)
-    assert plain(resumed(loader(), stored(second))) == plain(begun) == plain(batches)
+    assert batches_of(resumed(loader(), stored(second))) == batches_of(begun) == batches_of(batches)
 
 
 @pytest.mark.parametrize("order", ["shuffle", "deck"])
@@ -177,21 +173,21 @@ def test_what_came_ahead_is_known_to_a_second_state(seat, order):
         }
         return kind(Drawn(40), **options, **orders[order])
 
-    whole = plain(make(DataLoader))
+    whole = batches_of(make(DataLoader))
     first = make(DataLoader)
     batches = iter(first)
-    seen = plain(next(batches) for _ in range(2))
+    seen = batches_of(next(batches) for _ in range(2))
     state = stored(first)
     state["ahead"] = [1, 3, 4, 9]  # as if the batches before each were late
     seen += [whole[2 + number] for number in state["ahead"]]
     for num_batches in (0, 1, 3):
         loader = resumed(make(seat.loader), state)
         batches = iter(loader)
-        seen += plain(next(batches) for _ in range(num_batches))
+        seen += batches_of(next(batches) for _ in range(num_batches))
         state = stored(loader)
         batches = None
     loader = resumed(make(seat.loader), state)
-    assert sorted(seen + plain(loader)) == sorted(whole)
+    assert sorted(seen + batches_of(loader)) == sorted(whole)
 
 
 class GoesOn:
@@ -229,11 +225,11 @@ def test_a_question_changes_no_epoch_after_a_break(seat, sampler, options):
     def epochs_of(*, asks):
         loader, epochs = seat.loader(list(range(24)), sampler=sampler(), **options), []
         if sampler is BeginsAnew:
-            epochs.append(plain(loader))
+            epochs.append(batches_of(loader))
         for _ in range(3):
             epoch = []
             for batch in loader:
-                epoch += plain([batch])
+                epoch += batches_of([batch])
                 if asks:
                     loader.state_dict()
                 if len(epoch) == 2:
@@ -251,12 +247,12 @@ def test_a_sampler_that_goes_on_resumes_in_its_second_epoch(num_batches):
     next(iter(loader))
     loader.state_dict()
     batches = iter(loader)
-    plain(next(batches) for _ in range(num_batches))
+    batches_of(next(batches) for _ in range(num_batches))
     state = stored(loader)
-    expected = plain(next(batches) for _ in range(4))
+    expected = batches_of(next(batches) for _ in range(4))
     again = resumed(DataLoader(list(range(24)), 3, sampler=GoesOn()), state)
     batches = iter(again)
-    assert plain(next(batches) for _ in range(4)) == expected
+    assert batches_of(next(batches) for _ in range(4)) == expected
 
 
 def by_worker(seat, dataset, **options):
@@ -292,12 +288,12 @@ def test_streams_of_workers_are_exact_where_they_begin_again(seat, dataset, num_
     """Before the first batch; after the end; and where all items are made again."""
     loader = by_worker(seat, dataset)
     batches = iter(loader)
-    seen = plain(next(batches) for _ in range(num_batches))
+    seen = batches_of(next(batches) for _ in range(num_batches))
     if len(seen) == 12:
         assert next(batches, None) is None
     again = resumed(by_worker(seat, dataset), stored(loader))
-    expected = plain(batches) or plain(loader)
-    assert plain(again) == expected
+    expected = batches_of(batches) or batches_of(loader)
+    assert batches_of(again) == expected
 
 
 @in_every_seat

@@ -75,6 +75,11 @@ def epoch_of(loader: Any) -> list[Any]:
             events.append(type(error))
 
 
+def batches_of(batches: Any) -> list[Any]:
+    """What a loader or an iterator gives, as plain numbers."""
+    return [batch.tolist() if hasattr(batch, "tolist") else batch for batch in batches]
+
+
 def resumed(loader: Any, state: Any) -> Any:
     """The loader, which goes on where the state says."""
     loader.load_state_dict(state)
