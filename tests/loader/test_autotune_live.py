@@ -67,20 +67,6 @@ def test_batches_are_those_of_any_fixed_number(dataset, options, at_random):
     assert found == epochs(3)[0]
 
 
-def test_epoch_that_was_tuned_resumes_at_the_next_batch(at_random):
-    """The state says nothing of the workers, so tuning does not matter to it."""
-    options = {"batch_size": 2, "seed": 1, "shuffle": True}
-    loader = DataLoader(AUGMENTED, num_workers=auto(at_random), **options)
-    batches = iter(loader)
-    for _ in range(20):
-        next(batches)
-    state = loader.state_dict()
-    rest = [batch.tolist() for batch in batches]
-    fresh = DataLoader(AUGMENTED, num_workers=2, **options)
-    fresh.load_state_dict(state)
-    assert [batch.tolist() for batch in fresh] == rest
-
-
 def test_workers_join_and_leave():
     """Four samples are fetched at once after growth; after shrinking each of three threads leaves
     after a job, and one is left."""
