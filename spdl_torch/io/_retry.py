@@ -10,7 +10,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..engine.failures import attach_note
+from ..engine.failures import attach_note, notes_of
 from ..errors import DecodeError, SourceChangedError
 from ..locks import RLock
 
@@ -87,13 +87,16 @@ def status_of(error: BaseException) -> int | None:
 def note_failure(error: BaseException, name: str, num_attempts: int = 1) -> None:
     """Attach a note with the name and the number of attempts, and what to do about credentials.
 
-    One attempt, and an error that names the file by itself, needs no note.
+    One attempt, and an error that names the file by itself, needs no note, nor does one that has
+    it: of a reader within the reader.
     """
-    refused = _is_refused(error)
+    refused, begin = _is_refused(error), f"reading {name!r} failed after "
     if num_attempts == 1 and not refused and name in str(error):
         return
+    if any(note.startswith(begin) for note in notes_of(error)):
+        return
     times = "1 attempt" if num_attempts == 1 else f"{num_attempts} attempts"
-    attach_note(error, f"reading {name!r} failed after {times}{_CREDENTIALS if refused else ''}")
+    attach_note(error, f"{begin}{times}{_CREDENTIALS if refused else ''}")
 
 
 def _is_refused(error: BaseException) -> bool:

@@ -1,6 +1,7 @@
 """Bad videos: a DecodeError that names the file, or the right frames."""
 
 import io
+import wave
 
 import av
 import numpy as np
@@ -29,6 +30,15 @@ def audio_only():
     return file.getvalue()
 
 
+def silent_wav():
+    """A file of a format for sound alone."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as written:
+        written.setparams((1, 2, 8000, 0, "NONE", ""))
+        written.writeframes(bytes(1000))
+    return file.getvalue()
+
+
 @pytest.mark.parametrize(
     ("content", "match"),
     [
@@ -36,10 +46,11 @@ def audio_only():
         (b"no video at all" * 100, "Invalid data"),
         (EXAMPLE[:300], "bad.mp4: "),
         (audio_only(), "no video stream in it, only: audio"),
+        (silent_wav(), "no video stream in it, only: audio"),
         (b"#EXTM3U\n#EXTINF:1,\nhttp://127.0.0.1:9/x.ts\n#EXT-X-ENDLIST\n", "bad.mp4: "),
         (b"ffconcat version 1.0\nfile /etc/hostname\n", "bad.mp4: "),
     ],
-    ids=["empty", "text", "truncated", "audio", "playlist", "concat"],
+    ids=["empty", "text", "truncated", "audio", "sound", "playlist", "concat"],
 )
 def test_what_is_no_video_raises_decode_error(tmp_path, content, match):
     """It names the file; bytes are named so."""

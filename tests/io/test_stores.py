@@ -592,8 +592,10 @@ def test_shard_that_cannot_be_downloaded_leaves_nothing_that_is_found(web, tmp_p
     with pytest.raises(FileNotFoundError, match=r"none\.tar"):
         next(samples)
     web.faults = ["cut", "busy"]
-    with pytest.raises(Exception, match=r"1\.tar"):
+    with pytest.raises(Exception, match=r"1\.tar") as raised:
         list(TarShards(web.url("1.tar"), cache=tmp_path, retries=0))
+    (note,) = raised.value.__notes__
+    assert "failed after 1 attempt" in note
     assert len([*(tmp_path / "shards").glob("*.tar")]) == 1
 
 

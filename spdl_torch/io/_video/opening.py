@@ -101,7 +101,7 @@ class MediaFile:
             OSError: a path that cannot be read.
         """
         with contextlib.ExitStack() as stack, decode_errors(self.name):
-            container = stack.enter_context(self._open(kind, stack))
+            container = stack.enter_context(self._open(stack))
             stream = container.streams.best(kind)
             if not isinstance(stream, AudioStream | VideoStream):
                 kinds = ", ".join(sorted({each.type for each in container.streams})) or "nothing"
@@ -113,11 +113,10 @@ class MediaFile:
                     other.discard = Discard.all
             yield container, stream
 
-    def _open(self, kind: str, stack: contextlib.ExitStack) -> InputContainer:
+    def _open(self, stack: contextlib.ExitStack) -> InputContainer:
         source: Any = self.source
         if isinstance(source, str | os.PathLike) and not is_url(source):
-            formats = f"{_SELF_CONTAINED},{_SOUND}" if kind == "audio" else _SELF_CONTAINED
-            return _open_path(os.fspath(source), self._config, formats)
+            return _open_path(os.fspath(source), self._config)
         if isinstance(source, str):
             opened = open_resuming(source, RetryPolicy(), seekable=True)
             source = self._rewound(stack.enter_context(opened))
@@ -212,7 +211,8 @@ class _File:
             return -1
 
 
-def _open_path(path: str, config: DemuxConfig | None, formats: str) -> InputContainer:
+def _open_path(path: str, config: DemuxConfig | None) -> InputContainer:
+    formats = f"{_SELF_CONTAINED},{_SOUND}"
     if config is not None and config.format is not None:
         formats = config.format  # asked for by the program, not by the file's content
     options = {"protocol_whitelist": "file", "format_whitelist": formats}
