@@ -344,6 +344,7 @@ def test_nothing_is_written_when_all_is_well(tmp_path):
     ("make", "message"),
     [
         (tracing, "this is a folder"),
+        (partial(tracing, level="all"), 'level must be "item" or "batch", got \'all\''),
         (partial(flight_recorder, stall_seconds=0), "stall_seconds must be > 0, got 0"),
         (partial(flight_recorder, last_seconds=0), "last_seconds must be > 0, got 0"),
     ],

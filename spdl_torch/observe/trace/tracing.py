@@ -141,16 +141,18 @@ def tracing(
     path: of any name; gzipped where it ends in ``.gz``. Or a descriptor of an open file, which is
         closed.
     enable: False = do nothing, so that a command-line flag can be passed on.
-    level: ``"item"`` = every call of every op, at some µs each; ``"batch"`` = calls of 0.1 ms or
-        longer, which are always recorded.
+    level: ``"item"`` = every call of every op, at some µs each, of worker processes their batches;
+        ``"batch"`` = calls of 0.1 ms or longer, which are always recorded.
     max_events: the latest are kept; the file says how many are left out. 200,000 are about 30 MB,
         gzipped 3 MB.
     process_name: the name of the process there; None = "Data pipeline".
-    Raises: ValueError: a folder, before the block begins.
+    Raises: ValueError: a folder, or another level, before the block begins.
     """
     if not enable:
         yield
         return
+    if level not in ("item", "batch"):
+        raise ValueError(f'tracing: level must be "item" or "batch", got {level!r}.')
     if not isinstance(path, int):
         path = path_to_write(path)
     session, log = RecordingSession(level), _ProgramLog()
