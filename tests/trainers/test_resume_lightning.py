@@ -151,13 +151,15 @@ ESTIMATE = {"touches_estimate": True}
 WAYS = [
     (plain, 0, EPOCHS | WITHIN),
     (sized, 2, EPOCHS | AFTER | ESTIMATE),
-    (partial(unsized, kind=Divided), 1, STEPS | AFTER),
+    (unsized, 1, STEPS | AFTER),
     (plain, 2, STEPS | ESTIMATE),
     (even, 0, STEPS | WITHIN),
     (unsized, 0, EPOCHS | ESTIMATE),
     (piped, 0, EPOCHS | AFTER),
     (piped, 1, STEPS | WITHIN),
     (divided, 2, EPOCHS),
+    (unsized, 0, EPOCHS | AFTER),
+    (partial(unsized, kind=Divided), 1, STEPS),
 ]
 PLACES = [[2, 3, 4], [3, 4, 2], [4, 2, 3]]
 """Within an epoch, at its end, and behind the next one's first batch; each comes first."""

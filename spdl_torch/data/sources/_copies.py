@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import threading
-from time import perf_counter_ns
+from time import perf_counter_ns, time_ns
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from spdl_torch.io._cache.folders import NO_ROOM, is_at, locked, open_in, open_own_folder
@@ -85,7 +85,7 @@ class ShardCopies:
                     if was_there and num_bytes and os.fstat(file).st_size < num_bytes:
                         os.unlink(name, dir_fd=folder)
                         raise FileNotFoundError(name)
-                    os.utime(file)
+                    os.utime(file, ns=(now := time_ns(), now))  # two may be of one tick otherwise
                     if may_stop is None:
                         took_ms = (perf_counter_ns() - began_ns) // 1_000_000
                         self._count(

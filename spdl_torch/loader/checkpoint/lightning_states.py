@@ -170,6 +170,7 @@ def _correct_resumed_loaders(trainer: Any, saved: Sequence[Any]) -> None:
     is_left = progress.current.processed >= loop.max_batches
     enough = any if loop._combined_loader._mode == "min_size" else all
     is_over = is_left or enough([each.is_over for each in loaders])
+    ends_again = False
     if states and not loop.restarting:
         if all(each.is_at_start for each in loaders):
             return  # saved before the first batch of an epoch, which iter() has begun
@@ -182,8 +183,10 @@ def _correct_resumed_loaders(trainer: Any, saved: Sequence[Any]) -> None:
         begins = is_over and (
             loop.epoch_loop.restarted_on_train_batch_end or loop.restarted_on_epoch_start
         )
+        ends_again = is_over and not begins
+    has_length = fetcher.length is not None
     for each in loaders:
-        each.correct(begins=begins, is_over=is_over, has_length=fetcher.length is not None)
+        each.correct(begins, is_over, has_length, ends_again and not has_length)
     if begins:
         for each in loaders:
             each.name_epoch(loop.epoch_progress.current.processed)
@@ -217,15 +220,16 @@ class _Resumed:
         """Whether nothing is left of its epoch."""
         self._is_on = False  # whether its next iter() is for the epoch after that
 
-    def correct(self, *, begins: bool, is_over: bool, has_length: bool) -> None:
+    def correct(self, begins: bool, is_over: bool, has_length: bool, ends_again: bool) -> None:
         """Have the loader where the trainer needs it. ``begins``: another epoch is about to;
-        ``is_over``: that of the trainer is; ``has_length``: else Lightning asks one batch ahead.
+        ``is_over``: that of the trainer is; ``has_length``: else Lightning asks one batch ahead;
+        ``ends_again``: it has done so for an epoch whose end it makes again, and begins the next.
         """
         loader, goes_on = self._loader, begins or not is_over
         is_pipeline = _is_pipeline(loader)
         if not self.is_ours:
             return
-        if self._state is not None and self.has_finished and goes_on:
+        if self._state is not None and self.has_finished and (goes_on or ends_again):
             # iter() has begun its next epoch, which comes again, or later.
             loader.load_state_dict(self._state)
             self._is_on = True
