@@ -115,6 +115,8 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]  # un
                 "ImageFolder: cache needs the bytes of files, which a loader of your own reads by "
                 "itself. Leave loader out, or pass cached(ImageFolder(...), ...)."
             )
+        if cache is None and (max_bytes, version) != (None, None):
+            raise ValueError("ImageFolder: max_bytes and version are for a cache. Pass cache, too.")
         self.scaled = scaled
         super().__init__(
             root,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import operator
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from ..shown_text import short_repr
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,6 +68,15 @@ def _check_options(where: str, options: Mapping[str, str] | None) -> None:
             raise TypeError(
                 f"{where} must map texts to texts, as FFmpeg has them, got {name!r}: {value!r}."
             )
+
+
+def check_batch(sources: object, where: str) -> None:
+    """Raise a TypeError for one source, of which a batch would be made letter by letter."""
+    if isinstance(sources, str | bytes | bytearray | os.PathLike):
+        raise TypeError(
+            f"{where}: expected a list of sources, got one: {short_repr(sources)}. Put it in a "
+            "list, or call the function for one."
+        )
 
 
 def check_size(width: int | None, height: int | None, where: str) -> None:

@@ -6,6 +6,7 @@ import bz2
 import gzip
 import io
 import lzma
+import os
 import zlib
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -38,6 +39,10 @@ def iter_tarfile(
     """
     if isinstance(src, bytes | bytearray | memoryview):
         src, name = cast("BinaryIO", io.BytesIO(src)), "<bytes>"
+    elif isinstance(src, str | os.PathLike):
+        raise TypeError(
+            f"iter_tarfile: expected bytes or an open file, got {src!r}. Open it: 'rb'."
+        )
     else:
         name = str(getattr(src, "name", "<file object>"))
     reader = TarReader(src, name, max_member_bytes=max_member_bytes)

@@ -781,7 +781,10 @@ def test_bad_cache_is_refused(call, error, message, tmp_path):
         call(tmp_path)
 
 
-def test_loader_of_ones_own_is_refused(folder):
-    """It reads files by itself, past the cache."""
+def test_options_of_a_cache_that_is_not_used_are_refused(folder):
+    """Without one; or with a loader of one's own, which reads files by itself, past the cache."""
+    for options in ({"max_bytes": 5}, {"version": 1}):
+        with pytest.raises(ValueError, match="max_bytes and version are for a cache"):
+            spdl_torch.ImageFolder(folder, **options)
     with pytest.raises(spdl_torch.UnsupportedOptionError, match="a loader of your own reads by"):
         spdl_torch.ImageFolder(folder, loader=len, cache="memory")

@@ -4,6 +4,7 @@ import io
 import itertools
 import struct
 from fractions import Fraction
+from functools import partial
 
 import av
 import numpy as np
@@ -19,10 +20,13 @@ from spdl_torch.io import (
     demux_video,
     get_filter_desc,
     get_video_filter_desc,
+    load_audio,
     load_clip,
+    load_clip_batch,
     load_video,
     sample_decode_video,
     to_torch,
+    uniform_frames,
 )
 
 EXAMPLE = write_video(KINDS["b-frames"])
@@ -291,6 +295,19 @@ def filtered(description):
             *(UnsupportedOptionError, "device_config must be"),
         ),
         (lambda: load_video(3), TypeError, "a video source must be"),
+        *(
+            (partial(load, EXAMPLE, timestamp=wrong), ValueError, r"must be \(start, end\) in sec")
+            for load in (load_video, load_audio)
+            for wrong in (1, (0,), ("a", 1), (0, None))
+        ),
+        (
+            partial(load_audio, EXAMPLE, sample_rate=16e3),
+            ValueError,
+            r"must be 1 to .*, got 16000\.0",
+        ),
+        (partial(uniform_frames, 2.5), ValueError, "num_frames must be >= 1, an int, got 2.5"),
+        (partial(load_clip, EXAMPLE, [0.1]), TypeError, r"load_clip: sampler must be a function"),
+        (partial(load_clip_batch, "a.mp4", uniform_frames(2)), TypeError, "list of sources, got"),
         (lambda: convert_frames([]), ValueError, "at least one"),
     ],
 )

@@ -9,7 +9,7 @@ import torch
 
 from spdl_torch.errors import DecodeError, UnsupportedOptionError
 
-from .._options import check_size, fitted_size
+from .._options import check_batch, check_size, fitted_size
 from .._remote import is_url
 from .._source import read_source, source_name
 from .._storage import room_for
@@ -243,6 +243,7 @@ def _check_request(
         check_device_config(device_config, where)
     check_size(width, height, where)
     check_crop_function(crop, where)
+    check_batch(srcs, where)
     if not srcs:
         raise ValueError("srcs must hold at least one image, got none.")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from fractions import Fraction
+from numbers import Integral
 from typing import TYPE_CHECKING, SupportsFloat
 
 import torch
@@ -70,9 +71,10 @@ def load_audio(
         ValueError: a rate below 1 or above 100,000,000, another number of channels, or a window
             that is none.
     """
-    if sample_rate is not None and not 1 <= sample_rate <= _HIGHEST_RATE:
+    is_whole = isinstance(sample_rate, Integral)
+    if sample_rate is not None and not (is_whole and 1 <= sample_rate <= _HIGHEST_RATE):
         raise ValueError(
-            f"load_audio: sample_rate must be 1 to {_HIGHEST_RATE:,} or None, got {sample_rate}."
+            f"load_audio: sample_rate must be 1 to {_HIGHEST_RATE:,} or None, got {sample_rate!r}."
         )
     if num_channels is not None and num_channels not in _LAYOUTS:
         raise ValueError(f"load_audio: num_channels must be 1 to 8 or None, got {num_channels}.")

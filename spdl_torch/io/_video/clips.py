@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from spdl_torch.errors import DecodeError, UnsupportedOptionError
+from spdl_torch.shown_text import short_repr
 
-from .._options import RGB24, check_size, fitted_size
+from .._options import RGB24, check_batch, check_size, fitted_size
 from .._storage import room_for
 from .._transfer.transfer import check_device_config, to_device
 from .codec import tick_until
@@ -155,7 +156,13 @@ def _load(
     """Load the clips of a batch, one after the other."""
     if device_config is not None:
         check_device_config(device_config, where)
+    check_batch(srcs, where)
     batch = _Batch(len(srcs), where, *options)
+    if not callable(sampler):
+        raise TypeError(
+            f"{where}: sampler must be a function of the video's facts that returns moments, such "
+            f"as uniform_frames(8), got {short_repr(sampler)}."
+        )
     times = [_load_clip(MediaFile(src), sampler, batch) for src in srcs]
     frames = batch.frames if device_config is None else to_device(batch.frames, device_config)
     return Clip(frames, torch.stack(times))

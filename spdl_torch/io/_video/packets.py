@@ -149,10 +149,14 @@ def demux_image(
 
 def window_of(timestamp: tuple[SupportsFloat | str, SupportsFloat | str]) -> tuple[float, float]:
     """Return start and end in seconds. Raises: ValueError: they are no window."""
-    # A string may be a fraction, as in SPDL.
-    start, end = (float(Fraction(t) if isinstance(t, str) else t) for t in timestamp)
+    try:  # a string may be a fraction, as in SPDL
+        start, end = (float(Fraction(t) if isinstance(t, str) else t) for t in timestamp)
+    except (TypeError, ValueError):
+        start = end = math.nan
     if not start < end:
-        raise ValueError(f"timestamp must be (start, end) with start < end, got {timestamp}.")
+        raise ValueError(
+            f"timestamp must be (start, end) in seconds with start < end, got {timestamp!r}."
+        )
     return start, end
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from numbers import Integral
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
@@ -107,8 +108,8 @@ def strided_frames(num_frames: int, stride: int, start: int | Literal["random"] 
 
 
 def _check_count(name: str, num_frames: int) -> None:
-    if num_frames < 1:
-        raise ValueError(f"{name}: num_frames must be >= 1, got {num_frames}.")
+    if not isinstance(num_frames, Integral) or num_frames < 1:
+        raise ValueError(f"{name}: num_frames must be >= 1, an int, got {num_frames!r}.")
 
 
 def _uniform(

@@ -125,7 +125,8 @@ def recording(
         writer = None
         if path is not None:
             own_path = path_of_rank(path, rank, world_size)
-            writer = SQLiteStatsWriter(own_path, config=config, rank=rank, world_size=world_size)
+            run: Any = {"config": config, "rank": rank, "world_size": world_size}
+            writer = SQLiteStatsWriter(own_path, flush_interval=min(10, interval_seconds), **run)
             stack.enter_context(writer)
             stack.enter_context(recording_gc(writer.log, generation=2))
         complained: list[object] = []
