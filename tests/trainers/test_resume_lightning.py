@@ -292,16 +292,20 @@ def test_checkpoint_of_a_training_that_is_over_resumes_at_the_next_batch(
 
 
 @pytest.mark.filterwarnings("ignore:Your `val_dataloader`'s sampler has shuffling enabled")
+@pytest.mark.parametrize("is_watched", [False, True])
 @pytest.mark.parametrize(("limit", "num_workers"), [(1.0, 1), (2, 0)], ids=["whole", "limited"])
-def test_validation_on_the_same_loader_loses_no_batch_of_training(tmp_path, limit, num_workers):
-    """In the middle of an epoch, after which the state is training's again; beside the callback of
-    ours that logs and records."""
+def test_validation_on_the_same_loader_loses_no_batch_of_training(
+    tmp_path, limit, num_workers, is_watched
+):
+    """In the middle of an epoch, after which the state is training's again; also beside the
+    callback of ours that logs and records."""
 
     def run(saving=(), **more):
         loader = shuffled(num_workers, length=12)
         monitor = ours.PipelineStatsMonitor(db_path=tmp_path / "run.db")
         options = {"held_out": loader, "limit_val_batches": limit, **WITHIN}
-        return fit(loader, [monitor, *saving], logger=False, **options, **more)
+        watching = [monitor] if is_watched else []
+        return fit(loader, [*watching, *saving], logger=False, **options, **more)
 
     steps = {"every_n_train_steps": 1, "save_top_k": -1}
     whole = run(saving=[callbacks.ModelCheckpoint(tmp_path, "{step}", **steps)])

@@ -1,10 +1,11 @@
 """Correct the loader states that Lightning saves and loads by itself.
 
-Lightning saves and loads the states of the training loaders. In five cases even a correct loader
+Lightning saves and loads the states of the training loaders. In six cases even a correct loader
 would lose batches:
 
 - the loader has no length: Lightning holds one batch back, so the state is one batch ahead of
   training;
+- validation makes a pass over the same loader, which is then the one that the state is of;
 - a checkpoint that is saved within a step: Lightning makes that step again, and the loader has
   handed its batch out;
 - ``trainer.estimated_stepping_batches`` was read: the loaders are then made before Lightning looks
@@ -24,14 +25,16 @@ Lightning's private attributes for this is in this file.
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
+from ...scopes import scope
 from ..sampling.sampler_chain import has_length, set_sampler_epoch
 from ..user_warnings import warn
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, MutableMapping, Sequence
+    from collections.abc import Iterator, Mapping, MutableMapping, Sequence
     from types import FrameType
 
 
@@ -105,8 +108,7 @@ class _Hooks:
         progress = trainer.fit_loop.epoch_loop.batch_progress.current
         is_within_step = progress.ready > progress.processed
         is_ahead = self._held_one_back or _holds_one_back(trainer)
-        if num_ahead := is_within_step + is_ahead:
-            _correct_saved_states(trainer, checkpoint, num_ahead)
+        _correct_saved_states(trainer, checkpoint, is_within_step + is_ahead)
 
 
 def _given_state(loader: Any) -> Any:
@@ -138,13 +140,34 @@ def _holds_one_back(trainer: Any) -> bool:
 def _correct_saved_states(
     trainer: Any, checkpoint: MutableMapping[str, Any], num_ahead: int
 ) -> None:
-    """Replace states in a checkpoint that are ``num_ahead`` batches ahead of training."""
+    """Replace states in a checkpoint that are ``num_ahead`` batches ahead of training, or of a pass
+    that validation makes over the loader."""
     saved = checkpoint.get("loops", {}).get("fit_loop", {}).get("state_dict", {})
     states: list[Any] = saved.get("combined_loader", [])
-    loaders = [each for each in _flattened(trainer.fit_loop) if hasattr(each, "state_dict")]
-    for number, loader in enumerate(loaders[: len(states)]):
-        if _is_ours(loader):
+    combined = getattr(trainer.fit_loop, "_combined_loader", None)
+    iterators = getattr(getattr(combined, "_iterator", None), "iterators", ())
+    pairs = zip_longest(_flattened(trainer.fit_loop), iterators)
+    pairs_with_states = [each for each in pairs if hasattr(each[0], "state_dict")]
+    for number, (loader, iterator) in enumerate(pairs_with_states[: len(states)]):
+        if not _is_ours(loader):
+            continue
+        position = None if _is_pipeline(loader) else loader._state.position
+        order = getattr(iterator, "_order", None)
+        is_lent = position is not None and order is not None and order is not position.order
+        if not (num_ahead or is_lent):
+            continue
+        with _order_of(position, order) if is_lent else nullcontext():
             states[number] = loader._state_before(num_ahead)
+
+
+@scope
+def _order_of(position: Any, order: Any) -> Iterator[None]:
+    """Have a loader's position be that of a pass that another one has interrupted."""
+    before, position.order = position.order, order
+    try:
+        yield
+    finally:
+        position.order = before
 
 
 def _correct_resumed_loaders(trainer: Any, saved: Sequence[Any]) -> None:
