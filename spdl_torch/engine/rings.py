@@ -200,6 +200,8 @@ class ConsumerRing(Ring):
         # One object: whoever reads meanwhile must not miss a wait, or count it twice.
         self._waits = (0, 0)
         self._number = -1
+        self.num_got = 0
+        """The number of items that came."""
         self.queue: weakref.ref[Sized] | None = None
         """The queue that the items come from."""
 
@@ -221,6 +223,7 @@ class ConsumerRing(Ring):
     def got(self, number: int) -> None:
         """Note that the item came."""
         self._number = number
+        self.num_got += 1
         self._got_ns = now = perf_counter_ns()
         self._waits = self._waits[0] + now - self._asked_ns, 0
 

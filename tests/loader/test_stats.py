@@ -377,3 +377,40 @@ def test_cpu_time_of_tasks_of_very_different_lengths(as_kind, period, short, lon
     counters = clocked_run(as_kind, calls)
     exact = sum(cpu for _, (_, cpu) in calls) / len(calls) / 1e9
     assert task_stats(counters).ave_cpu_time == pytest.approx(exact, rel=0.02)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_batches_are_counted_as_the_loop_gets_them(num_workers):
+    """Whatever the workers have made meanwhile."""
+    seen = []
+
+    def collate(samples):
+        if not num_workers:
+            seen.append(loader.snapshot().stages[-1].queue.num_items)
+        return samples
+
+    loader = DataLoader(
+        range(12), 4, num_workers=num_workers, isolation="thread", collate_fn=collate
+    )
+    for number, _ in enumerate(loader, start=1):
+        assert {stage.queue.num_items for stage in loader.snapshot().stages} == {number}
+    assert seen == ([] if num_workers else [0, 1, 2])
+
+
+def test_figures_that_are_read_as_an_epoch_ends_are_whole():
+    """Its counters are let go of while another thread reads them."""
+    loader = DataLoader(range(12), 4, num_workers=2, isolation="thread")
+    iterator = iter(loader)
+    assert len(list(iterator)) == 3
+    iterator = iter(loader)
+    next(iterator)
+    counts = iterator._backend.counts
+    readings = counts.readings
+
+    def late(**options):
+        counts.readings = readings
+        assert len(list(iterator)) == 2
+        return readings(**options)
+
+    counts.readings = late
+    assert [stage.num_tasks for stage in loader.snapshot().stages] == [12, 3]

@@ -55,7 +55,7 @@ BATCH = stage("batch", busy=0.05, wait_in=0.95, threads=1)
 @pytest.mark.parametrize("num_batches", [40_000, 4_000])
 def test_workers_are_not_advised_for_batches_smaller_than_their_hand_over(num_batches):
     """What they take of the loop for each is more than it takes to make one of 0.04 ms."""
-    none = QueuePerfStats(0.0, 0, 0.0, 0.0, 0.0)
+    none = QueuePerfStats(0.0, num_batches, 0.0, 0.0, 0.0)
     counts = {"num_tasks": num_batches, "num_delivered": num_batches}
     fetch, collate = (
         replace(stage(name, busy=busy, threads=1, **counts), queue=none)

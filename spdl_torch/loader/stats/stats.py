@@ -128,8 +128,11 @@ class CrewStats(EpochStats):
             self._begun = None
 
     def _measured(self, *, run_delays: bool = True) -> Measured | None:
-        begun = self._begun
-        return self._last if begun is None else self._measured_of(begun, run_delays=run_delays)
+        while (begun := self._begun) is not None:
+            measured = self._measured_of(begun, run_delays=run_delays)
+            if self._begun is begun:  # else it has ended meanwhile, and its counters are let go of
+                return measured
+        return self._last
 
     def _measured_of(self, begun: _Begun, *, run_delays: bool = True) -> Measured:
         """Read all that the figures on an epoch need."""
@@ -203,7 +206,8 @@ class InlineStats(EpochStats):
         counts = self.counts
         fetch, collate = counts.fetch.counters(), counts.collate.counters()
         transfer = self._transferred()
-        no_queue, elapsed_ns = QueueCounters(), max(1, fetch.elapsed_ns)
+        no_queue = QueueCounters(num_got=self.consumer.num_got)
+        elapsed_ns = max(1, fetch.elapsed_ns)
         return Measured(
             Readings(fetch, collate, 0, self._probes_before, probes, data=counts.datasets.now()),
             Queues(no_queue, no_queue, transfer, sampling_ns, self.consumer.waited_ns),

@@ -122,12 +122,7 @@ def num_delivered(stages: Sequence[StageStats]) -> int | None:
         each.num_failures == each.num_tasks for each in tasks
     ):
         return 0  # errors are handed over, too, but are no items
-    if stages[-1].queue.elapsed > 0:
-        return stages[-1].queue.num_items
-    # Loaded on the consumer's own thread: there is no queue. Samples that are not put together, as
-    # with batch_size=None, are delivered by the first stage.
-    last = tasks[-1] if tasks[-1].num_tasks else tasks[0]
-    return last.num_tasks - last.num_failures
+    return stages[-1].num_items
 
 
 @dataclass(frozen=True)
