@@ -33,13 +33,17 @@ _ranks: list[Any] = []
 def end_process(options: Any, known: dict[Any, Any]) -> None:
     """Show what is known of this process's loaders, once; of several ranks, on the first."""
     while_it_runs.close()
-    sites = _by_place(known.values())
+    sites = list(known.values())
+    for made in sites:
+        made.due()
     known.clear()
     if not sites:
         return
     if options.folder is not None:
         _leave_figures(sites, options.folder)
         return
+    # Not of turns: which loops are short depends on the loader, and both turns name them alike.
+    sites = _by_place(sites)
     text = _of_slowest(max(made.time[1] for made in sites), "\n".join(map(_told, sites)))
     if text is not None:
         print(printable(text), file=sys.stderr, flush=True)
@@ -57,7 +61,6 @@ def _by_place(sites: Iterable[Any]) -> list[Any]:
     """Return what is known of each site; those of one place with less than 2 s are one."""
     found: dict[Any, Any] = {}
     for made in sites:
-        made.due()
         is_short = made.time[0] < _LEAST_SECONDS
         own = found.setdefault(made.site[:-1] if is_short else made.site, made)
         if own is not made:
