@@ -4,6 +4,7 @@ import itertools
 import signal
 import sys
 import threading
+from contextlib import contextmanager
 
 import pytest
 from _at_call import AtCall
@@ -14,14 +15,16 @@ from spdl_torch.engine import channel as channel_module, statistics as stats_mod
 from spdl_torch.engine.channel import Channel, ChannelClosed, EndOfChannel
 
 
-def drain(channel):
+def drain(channel, timeout=None):
     """Everything until the end."""
     items = []
-    try:
-        while True:
-            items.append(channel.get(PATIENCE_SECONDS))
-    except EndOfChannel:
-        return items
+    while True:
+        try:
+            items.append(channel.get(timeout or PATIENCE_SECONDS))
+        except TimeoutError:
+            assert timeout
+        except EndOfChannel:
+            return items
 
 
 def puts_waiting(channel):
@@ -32,151 +35,17 @@ def gets_waiting(channel):
     return channel.counters().get_wait[1]
 
 
-@pytest.mark.parametrize("capacity", [0, -1])
-def test_capacity_below_one_is_refused(capacity):
-    """A channel holds at least one item."""
-    with pytest.raises(ValueError, match=r"capacity must be >= 1, got"):
-        Channel(capacity)
-
-
-def test_timeouts_lose_no_item_and_no_wake_up_when_they_race_with_puts():
-    """Getters that keep timing out and one that waits for ever share all items."""
-    channel, count = Channel(2), 400
-
-    def impatient():
-        items = []
-        while True:
-            try:
-                items.append(channel.get(1e-5))
-            except TimeoutError:
-                continue
-            except EndOfChannel:
-                return items
-
-    with eager_switching():
-        gets = [in_thread(impatient), in_thread(impatient), in_thread(drain, channel)]
-        for n in range(count):
-            channel.put(n)
-        channel.finish()
-        assert sorted(n for get in gets for n in result_of(get)) == list(range(count))
-
-
-def test_put_at_out_of_turn_does_not_eat_the_wake_up_of_the_turn():
-    """A run (``last=False``) waiting for its turn must not take the wake-up of the turn holder."""
-    channel = Channel(8)
-    for n in range(8):
-        channel.put_at(0, n, last=False)
-    later = in_thread(lambda: channel.put_at(1, "later", last=False))
-    until(lambda: puts_waiting(channel) == 1)
-    turn = in_thread(lambda: channel.put_at(0, "turn", last=False))
-    until(lambda: puts_waiting(channel) == 2)
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(PATIENCE_SECONDS)  # nobody runs in between
-    try:
-        items = [channel.get() for _ in range(8)]
-    finally:
-        sys.setswitchinterval(before)
-    try:
-        assert items == list(range(8))
-        result_of(turn)
-        assert channel.get(PATIENCE_SECONDS) == "turn"
-        channel.skip(0)
-        result_of(later)
-        assert channel.get(PATIENCE_SECONDS) == "later"
-    finally:
-        channel.close()
-
-
-class Model:
-    """What a channel may hold, written as plainly as possible."""
-
-    def __init__(self, capacity):
-        self.capacity = capacity
-        self.items = []
-        self.early = {}
-        self.turn = 0
-
-    def has_room(self, seq, last):
-        if seq is None:
-            return len(self.items) < self.capacity
-        if len(self.items) + len(self.early) >= self.capacity:
-            return False
-        return seq == self.turn or (last and seq - self.turn + len(self.items) < self.capacity)
-
-    def put(self, seq, item, last):
-        if seq is not None and seq != self.turn:
-            self.early[seq] = item
-            return
-        self.items += item
-        if seq is not None and last:
-            self.turn += 1
-            while self.turn in self.early:
-                self.items += self.early.pop(self.turn)
-                self.turn += 1
-
-
-@settings(deadline=None, max_examples=150)
-@given(
-    capacity=st.integers(1, 5),
-    ordered=st.booleans(),
-    steps=st.lists(
-        st.tuples(st.sampled_from(["put", "put", "run", "skip", "get", "get"]), st.integers(0, 5)),
-        max_size=60,
-    ),
-)
-def test_channel_agrees_with_the_model_on_random_steps(capacity, ordered, steps):
-    """Single-threaded: the room, the order and the counts are those of a plain list."""
-    channel, model = Channel(capacity), Model(capacity)
-    done, num_put, num_got = set(), 0, 0
-    for name, offset in steps:
-        if name == "get":
-            if model.items:
-                assert channel.get(0) == model.items.pop(0)
-                num_got += 1
-            else:
-                with pytest.raises(TimeoutError, match="no item"):
-                    channel.get(0)
-        elif not ordered:
-            if model.has_room(None, True):
-                channel.put(num_put)
-                model.put(None, [num_put], True)
-                num_put += 1
-            else:
-                assert not channel.has_room(None, True)
-        else:
-            seq, last = model.turn + offset, name != "run"
-            if seq in done or seq in model.early:
-                continue
-            assert channel.has_room(seq, last) == model.has_room(seq, last)
-            if not model.has_room(seq, last):
-                continue
-            if name == "skip":
-                channel.skip(seq)
-                model.put(seq, [], True)
-            else:
-                channel.put_at(seq, num_put, last=last)
-                model.put(seq, [num_put], last)
-                num_put += 1
-            if last:
-                done.add(seq)
-        waiting = len(model.items) + sum(map(len, model.early.values()))
-        assert len(channel) == waiting <= capacity
-    counters = channel.counters()
-    assert counters.num_got == num_got
-    assert counters.num_put == num_got + len(model.items)
-    assert counters.peak_items <= capacity
-
-
 @settings(deadline=None, max_examples=60)
 @given(
     capacity=st.integers(1, 9),
     producers=st.integers(1, 4),
-    getters=st.integers(1, 4),
+    timeouts=st.lists(st.sampled_from([None, 1e-5]), min_size=1, max_size=4),
     in_order=st.booleans(),
     plan=st.lists(st.sampled_from(["item", "skip", "run0", "run1", "run3"]), max_size=60),
 )
-def test_channel_loses_nothing_with_many_threads(capacity, producers, getters, in_order, plan):
-    """Every item once: to one who gets in the order of the numbers, or of each producer."""
+def test_channel_loses_nothing_with_many_threads(capacity, producers, timeouts, in_order, plan):
+    """Every item once: to one who gets in the order of the numbers, or of each producer; nor does
+    one who keeps timing out take an item or a wake-up with it."""
     channel, lock = Channel(capacity), threading.Lock()
     lengths = {"item": 1, "skip": 0, "run0": 0, "run1": 1, "run3": 3}
     numbers = iter(list(enumerate(plan)))
@@ -196,7 +65,7 @@ def test_channel_loses_nothing_with_many_threads(capacity, producers, getters, i
                 channel.skip(seq)
 
     with eager_switching():
-        gets = [in_thread(drain, channel) for _ in range(getters)]
+        gets = [in_thread(drain, channel, timeout) for timeout in timeouts]
         for put in [in_thread(produce, who) for who in range(producers)]:
             result_of(put)
         channel.finish()
@@ -268,9 +137,22 @@ def test_burst_room_comes_with_quick_takers_only(clock, in_order):
     assert channel.counters().peak_items == 8
 
 
-def test_put_that_a_smaller_burst_leaves_no_room_passes_its_wake_up_on(clock):
-    """Woken before its turn, while the one whose turn it is waits and nobody gets any more."""
-    channel, number = Channel(2), 0
+@contextmanager
+def nobody_in_between():
+    """The other threads go on when the block is over."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(PATIENCE_SECONDS)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+@pytest.mark.parametrize("is_shrunk", [False, True])
+def test_put_that_is_woken_out_of_turn_passes_its_wake_up_on(clock, is_shrunk):
+    """It has waited longer than the one whose turn it is, and nobody gets any more: as one of a run
+    (``last=False``), or where a smaller burst has left it no room."""
+    channel, number = Channel(2 if is_shrunk else 8), 0
     channel.allow_bursts(8)
     while len(channel) < 8:
         for _ in range(len(channel)):
@@ -278,25 +160,22 @@ def test_put_that_a_smaller_burst_leaves_no_room_passes_its_wake_up_on(clock):
         while channel.has_room(number, True) or channel._may_burst():
             channel.put_at(number, 0)
             number += 1
-    later = in_thread(channel.put_at, number + 3, "later")
+    last, ahead = is_shrunk, 3 if is_shrunk else 1
+    later = in_thread(lambda: channel.put_at(number + ahead, "later", last=last))
     until(lambda: puts_waiting(channel) == 1)
-    turn = in_thread(channel.put_at, number, "turn")
+    turn = in_thread(lambda: channel.put_at(number, "turn", last=last))
     until(lambda: puts_waiting(channel) == 2)
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(PATIENCE_SECONDS)  # nobody runs in between
-    try:
+    with nobody_in_between():
         for _ in range(8):
             channel.get()
         clock.advance(10**12)
-        assert not channel._may_burst()
-    finally:
-        sys.setswitchinterval(before)
     try:
         result_of(turn)
         assert channel.get(PATIENCE_SECONDS) == "turn"
-        channel.skip(number + 1)
-        channel.skip(number + 2)
+        for seq in range(number + is_shrunk, number + ahead):
+            channel.skip(seq)
         result_of(later)
+        assert channel.get(PATIENCE_SECONDS) == "later"
     finally:
         channel.close()
 

@@ -86,14 +86,18 @@ def test_states_are_shown_from_new_to_closed():
     assert spdl_threads() == []
 
 
-def test_stopping_is_shown_while_an_op_finishes():
-    """stop(timeout) gives up waiting for a running op, says for whom, and can be repeated."""
+def test_stop_waits_for_a_running_op_and_not_for_the_consumer():
+    """stop(timeout) gives up waiting for the op, says for whom, and can be repeated; who waits for
+    an item is told at once."""
     op = GatedOp()
     p = pipeline_of(range(9), op, name="slow")
-    p.start()
+    get = in_thread(p.get_item)
     op.wait_started(1)
+    until(lambda: run_of(p).outlet.counters().get_wait[1] == 1)
     with pytest.raises(TimeoutError, match=r"still running after 0.01 seconds: .*spdl-slow-0"):
         p.stop(timeout=0.01)
+    with pytest.raises(PipelineStopped, match="the pipeline was stopped"):
+        result_of(get)
     assert state_of(p) == "stopping"
     op.open()
     p.stop()
@@ -101,8 +105,9 @@ def test_stopping_is_shown_while_an_op_finishes():
     assert op.finished == [0]
 
 
-def test_second_start_or_pass_is_refused():
-    """A pipeline runs once; a silent empty second pass would hide a bug."""
+def test_pipeline_runs_once_and_its_end_stays():
+    """A second start or pass is refused, as an empty one would hide a bug; who asks for an item is
+    told the end every time, also after stop()."""
     p = pipeline_of(range(3), same)
     assert p.get_item() == 0
     with pytest.raises(PipelineStopped, match=r"the pipeline is .*; it runs once"):
@@ -112,19 +117,10 @@ def test_second_start_or_pass_is_refused():
         iter(p)
     with pytest.raises(PipelineStopped, match="it runs once"):
         p.start()
-
-
-def test_get_item_raises_eof_at_the_end_every_time():
-    """EOFError at the end, also after stop(): the end was reached before."""
-    p = pipeline_of(range(2), same)
-    assert [p.get_item(), p.get_item()] == [0, 1]
     for _ in range(2):
         with pytest.raises(EOFError, match="delivered every item"):
             p.get_item()
-    p.stop()
-    p.stop()
-    with pytest.raises(EOFError, match="delivered every item"):
-        p.get_item()
+        p.stop()
 
 
 def test_get_item_timeout_is_resumable():
@@ -139,21 +135,6 @@ def test_get_item_timeout_is_resumable():
             next(p.get_iterator(timeout=0.001))
         op.open()
         assert [p.get_item(PATIENCE_SECONDS), p.get_item()] == [0, 1]
-
-
-def test_stop_while_the_consumer_waits_in_get_item():
-    """stop() from another thread ends a waiting get_item."""
-    op = GatedOp()
-    p = pipeline_of(range(3), op)
-    get = in_thread(p.get_item)
-    op.wait_started(1)
-    until(lambda: run_of(p).outlet.counters().get_wait[1] == 1)
-    stop = in_thread(p.stop)
-    with pytest.raises(PipelineStopped, match="the pipeline was stopped"):
-        result_of(get)  # before the op has ended
-    op.open()
-    result_of(stop)
-    assert state_of(p) == "closed"
 
 
 def test_stop_while_the_source_is_blocked():
@@ -182,20 +163,6 @@ def test_stop_by_an_op_does_not_wait_for_itself():
     p.stop()
     assert state_of(p) == "closed"
     assert spdl_threads() == []
-
-
-def test_auto_stop_ends_the_threads_when_the_body_raises():
-    """The exception of the loop body passes through; no thread is left."""
-
-    def train(pipeline):
-        with pipeline.auto_stop():
-            for _ in pipeline:
-                raise Boom("body")
-
-    with no_leak():
-        with pytest.raises(Boom, match="body"):
-            train(pipeline_of(range(99), same))
-        assert spdl_threads() == []
 
 
 def test_source_generator_is_closed_by_stop():
@@ -297,65 +264,59 @@ def test_item_is_freed_while_the_threads_wait_for_the_next_one(op, is_async):
             source.released.set()
 
 
-@pytest.mark.parametrize("pool", [None, ThreadPoolExecutor])
-def test_outputs_of_a_generator_are_freed_one_by_one(pool):
-    """While it waits for room for the next, those that were taken are gone."""
-    references = []
+@pytest.mark.parametrize("kind", ["generator", "async generator", "executor"])
+def test_outputs_of_a_generator_are_freed_one_by_one(kind):
+    """Those that were taken are gone while it makes the next one, or while that waits for room."""
+    references, go_on = [], threading.Event()
 
     def several(item):
-        for _ in range(9):
+        for number in range(9):
+            if number == 1 and kind != "executor":  # which passes all of them on together
+                assert go_on.wait(PATIENCE_SECONDS)
             thing = Thing()
             references.append(weakref.ref(thing))
             yield thing
             del thing
-
-    with pool(1) if pool else contextlib.nullcontext() as executor:
-        p = pipeline_of([0], several, sink=1, buffer_size=1, executor=executor)
-        with p.auto_stop():
-            queues = run_of(p).queues
-            p.get_item(timeout=PATIENCE_SECONDS)
-            until(lambda: queues[1].counters().put_wait[1] == 1)
-            until(lambda: is_gone(references[0]))
-
-
-@pytest.mark.parametrize("is_async", [False, True])
-def test_output_is_freed_while_its_generator_makes_the_next_one(is_async):
-    """However long that takes."""
-    reference, released = [], threading.Event()
-
-    def several(item):
-        thing = Thing()
-        reference.append(weakref.ref(thing))
-        yield thing
-        del thing
-        released.wait()
 
     async def aseveral(item):
         for thing in several(item):
             yield thing
             del thing
 
-    with pipeline_of([0], aseveral if is_async else several).auto_stop() as p:
-        p.get_item(timeout=PATIENCE_SECONDS)
-        try:
-            until(lambda: is_gone(reference[0]))
-        finally:
-            released.set()
+    op = aseveral if kind == "async generator" else several
+    with ThreadPoolExecutor(1) as pool:
+        executor = pool if kind == "executor" else None
+        with pipeline_of([0], op, sink=1, buffer_size=1, executor=executor).auto_stop() as p:
+            p.get_item(timeout=PATIENCE_SECONDS)
+            try:
+                until(lambda: is_gone(references[0]))
+            finally:
+                go_on.set()
+            p.get_item(timeout=PATIENCE_SECONDS)
+            until(lambda: run_of(p).outlet.counters().put_wait[1] == 1)
+            until(lambda: is_gone(references[1]))
 
 
-@pytest.mark.parametrize("how", ["break", "end", "stop"])
+@pytest.mark.parametrize("how", ["break", "end", "stop", "error"])
 def test_rounds_leave_threads_and_files_flat(how):
     """Create, iterate, leave, again and again, with a thread or coroutines."""
-    with no_leak():
-        for number in range(100):
-            op = asame if number % 5 == 0 else same
-            p = pipeline_of(range(8), op, concurrency=2, sink=1)
-            for item in p:
-                if how != "end" and item >= 3:
+
+    def train(pipeline):
+        with pipeline.auto_stop() if how == "error" else contextlib.nullcontext():
+            for item in pipeline:
+                if item >= 3 and how == "error":
+                    raise Boom("body")
+                if item >= 3 and how != "end":
                     break
-            if how == "stop":
-                p.stop()
-        del p
+        if how == "stop":
+            pipeline.stop()
+
+    with no_leak():
+        for number in range(50):
+            op = asame if number % 5 == 0 else same
+            body = pytest.raises(Boom, match="body") if how == "error" else contextlib.nullcontext()
+            with body:
+                train(pipeline_of(range(8), op, concurrency=2, sink=1))
 
 
 def test_last_reference_dropped_inside_an_op_of_its_own():
@@ -430,27 +391,6 @@ def test_pipeline_whose_start_a_signal_cut_off_can_be_stopped(op, number, raised
         signal.signal(signal.SIGUSR1, before)
     assert place > 20, "there are places where it comes"
     join_spdl_threads()
-
-
-def test_thread_that_begins_after_it_was_looked_for_is_not_one_that_time_ran_out_for():
-    """Its start was cut off, and it finds its channels closed."""
-
-    class Beginning(threading.Thread):
-        @property
-        def ident(self):
-            found = super().ident
-            if found is None:
-                self.start()
-            return found
-
-    ends = threading.Event()
-    group = thread_group.ThreadGroup(ends.set)
-    thread = Beginning(target=ends.wait, daemon=True)
-    group._threads.append(thread)
-    assert group.join(PATIENCE_SECONDS)
-    assert thread.is_alive()
-    ends.set()
-    thread.join()
 
 
 def test_exit_waits_for_a_thread_that_hangs_once(monkeypatch):
@@ -568,33 +508,13 @@ def test_ctrl_c_ends_the_process(body):
     assert err.count("Traceback") == 1
 
 
-AT_REST = """
-class Hands:
-    interval, is_heard = None, True
-    def attach(self, run):
-        self.run = run
-        return self
-    def report_interval(self, runner):
-        pass
-hands = Hands()
-builder = PipelineBuilder().add_source(endless()).pipe(same, concurrency=4, output_order="input")
-p = builder.add_sink().build(tuner=hands)
-p.get_item()
-hands.run.set_concurrency("same", 1)
-while hands.run.stages[0].thread_count.count > 1:
-    p.get_item()
-"""
-"""Three of the four threads of a stage rest."""
-
-
-@pytest.mark.parametrize("begin", ["p = pipeline(same)", AT_REST], ids=["at work", "at rest"])
-def test_fork_in_the_middle_of_a_run(begin):
+def test_fork_in_the_middle_of_a_run():
     """The child has none of the threads: its get says so, it can build a pipeline of its own, and
     it exits at once; with the whole package imported."""
-    body = f"""
+    body = """
 import warnings
 warnings.simplefilter("ignore")  # 3.12+ warns about fork in a threaded process
-{begin}
+p = pipeline(same)
 first = p.get_item()
 pid = os.fork()
 if pid == 0:
