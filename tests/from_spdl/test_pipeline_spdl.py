@@ -30,7 +30,6 @@ from spdl_torch.pipeline import (
     PipelineBuilder,
     StatsQueue,
     TaskHook,
-    TaskStatsHook,
     build_pipeline,
 )
 from spdl_torch.spdl.pipeline import defs
@@ -147,29 +146,6 @@ def test_stage_hook_of_a_queue_class_is_entered(asynchronous):
     assert log == [("enter", n, 0) for n in names] + [("leave", n, 5) for n in names]
 
 
-@pytest.mark.parametrize("place", [("src", "enter"), ("same", "leave"), ("sink", "leave")])
-def test_stage_hook_of_a_queue_that_raises_fails_the_pipeline(place):
-    """As the stage hook of a task hook does; the good items come first."""
-    where, when = place
-
-    class Queue(StatsQueue):
-        @contextlib.contextmanager
-        def stage_hook(self):
-            is_bad = self.info.stage_name == where
-            if is_bad and when == "enter":
-                raise Boom(when)
-            yield
-            if is_bad:
-                raise Boom(when)
-
-    p = pipeline_of(range(5), same, build={"queue_class": Queue})
-    got = []
-    with no_leak(), p.auto_stop(), pytest.raises(PipelineFailure, match=r"hook|broke") as failure:
-        got.extend(iter(p))
-    assert [error.args for error in failure.value.exceptions] == [(when,)]
-    assert got == ([] if when == "enter" else list(range(5)))
-
-
 def hook_of(**methods):
     """A hook with methods of its own."""
     return type("Own", (TaskHook,), methods)()
@@ -228,27 +204,6 @@ def test_minus_one_is_no_limit(stage, build):
     for none in ({}, {"max_failures": None}):
         with pytest.raises(PipelineFailure, match=r"max_failures is 0\.1 of all"):
             list(pipeline_of(range(200), fail, build=none))
-
-
-def test_interval_of_minus_one_reports_once():
-    """Positional, as SPDL's subclasses pass it on."""
-    got = []
-
-    class Hook(TaskStatsHook):
-        def interval_stats_callback(self, stats):
-            got.append(stats.num_tasks)
-
-    class Queue(StatsQueue):
-        def __init__(self, info, buffer_size, interval=-1):
-            super().__init__(info, buffer_size, interval)
-
-        def interval_stats_callback(self, stats):
-            got.append(stats.num_items)
-
-    build = {"task_hook_factory": lambda info: [Hook(info, -1)], "queue_class": Queue}
-    with pipeline_of(range(9), same, build=build).auto_stop() as p:
-        list(p)
-    assert got == [9, 9, 9, 9]
 
 
 def test_arguments_without_effect_here_are_accepted():

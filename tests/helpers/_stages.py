@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 KINDS = (
     "function",
     "dropping",
+    "async dropping",
+    "executor dropping",
     "failing",
     "generator",
     "failing generator",
@@ -119,6 +121,15 @@ def evaluate(plan, items):
     return outputs, num_failures
 
 
+def num_dropped(plan, items):
+    """How many outputs, or items of an incomplete group, are left out."""
+    if "dropping the last" in plan.kind:
+        return len(items) % plan.group
+    if "dropping" in plan.kind:
+        return sum(drop_some(item) is None for item in items)
+    return sum(item % 4 > 1 for item in items) * (plan.kind in ("generator", "async generator"))
+
+
 def _until_failure(generator, item, sink):
     for output in generator(item):
         sink.append(output)
@@ -128,6 +139,8 @@ def _until_failure(generator, item, sink):
 OPS = {
     "function": plus,
     "dropping": drop_some,
+    "async dropping": as_async(drop_some),
+    "executor dropping": drop_some,
     "failing": fail_some,
     "generator": spread,
     "failing generator": spread_then_fail,

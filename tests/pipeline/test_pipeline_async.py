@@ -12,7 +12,6 @@ from _gates import (
     PATIENCE_SECONDS,
     BlockedSource,
     Boom,
-    FakeClock,
     GatedOp,
     asame,
     no_leak,
@@ -23,7 +22,6 @@ from _gates import (
 )
 from _inside import run_of
 
-from spdl_torch.engine import async_stage, channel, counters, hooks, run
 from spdl_torch.pipeline import PipelineFailure, TaskHook, TaskStatsHook
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -247,13 +245,6 @@ def test_threads_beyond_the_workers_are_those_that_are_needed():
     assert names(task_hook_factory=lambda info: [Listener(info)]) == [
         *("spdl-GatedOp-0", "spdl-src", "spdl-stats")
     ]
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    clock = FakeClock()
-    clock.install(monkeypatch, async_stage, channel, counters, hooks, run)
-    return clock
 
 
 def test_coroutines_without_an_item_wait_for_one_each(clock):
