@@ -139,24 +139,6 @@ def test_timeout_and_break_end_the_loop():
     until(lambda: set(threading.enumerate()) <= before)
 
 
-@given(
-    num_batches=st.integers(0, 8),
-    num_caches=st.integers(1, 4),
-    more=st.integers(0, 4),
-    stop=st.integers(0, 9),
-)
-def test_cached_batches_come_back_as_spdl_s_do(num_batches, num_caches, more, stop):
-    """After as many as were asked for, and for as long."""
-    numbers = (num_caches, num_caches + more, num_caches + more + stop)
-    ours = CacheDataLoader(range(num_batches), *numbers)
-    theirs = spdl().CacheDataLoader(range(num_batches), *numbers)
-    assert list(ours) == list(theirs)
-    assert len(ours) == len(theirs) == num_batches
-    endless = CacheDataLoader(range(num_batches), *numbers[:2])
-    peer = spdl().CacheDataLoader(range(num_batches), *numbers[:2])
-    assert list(itertools.islice(endless, 30)) == list(itertools.islice(peer, 30))
-
-
 def test_cached_batches_need_the_loader_no_more():
     """Its threads have ended before the first kept batch comes; its attributes can be read."""
     before = set(threading.enumerate())
@@ -169,7 +151,3 @@ def test_cached_batches_need_the_loader_no_more():
     assert loader._num_threads == 8
     with pytest.raises(AttributeError, match="nonesuch"):
         _ = loader.nonesuch
-    with pytest.raises(ValueError, match="return_caches_after must be >= num_caches, which is 2"):
-        CacheDataLoader([1], 2, 1)
-    with pytest.raises(ValueError, match="stop_after must be >= 2"):
-        CacheDataLoader([1], 1, 2, 1)

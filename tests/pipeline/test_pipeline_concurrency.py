@@ -50,17 +50,22 @@ def tuned(source, op, *, tuner, sink=3, **pipe):
     return builder.build(tuner=tuner)
 
 
-def test_growth_runs_so_many_calls_at_once():
-    """From 1 to 4: four calls are inside the op, and results come in the order of the source."""
-    hands, op = Hands(), GatedOp()
-    with no_leak(), tuned(range(40), op, tuner=hands, output_order="input").auto_stop() as items:
+@pytest.mark.parametrize("num_threads", [None, 2])
+def test_growth_runs_so_many_calls_at_once(num_threads):
+    """From 1 to 4: four calls are inside the op, or ``num_threads``, which stays the bound; and
+    results come in the order of the source."""
+    hands, op, most = Hands(), GatedOp(), num_threads or 4
+    builder = PipelineBuilder().add_source(range(40)).pipe(op, name="op", output_order="input")
+    pipeline = builder.add_sink(3).build(num_threads=num_threads, tuner=hands)
+    with no_leak(), pipeline.auto_stop() as items:
         op.wait_started(1)
         hands.run.set_concurrency("op", 4)
-        op.wait_started(4)
-        assert op.num_running == 4
+        op.wait_started(most)
+        until(lambda: at_work(hands.run) == 4)
+        assert op.num_running == most
         op.open()
         assert list(items) == list(range(40))
-        assert op.max_running == 4
+        assert op.max_running == most
 
 
 def test_shrinking_lets_calls_end_and_then_runs_fewer():
@@ -186,19 +191,6 @@ def test_tuner_is_refused_without_figures():
     builder = PipelineBuilder().add_source([1]).pipe(abs).add_sink()
     with pytest.raises(ValueError, match=r"tuner needs figures.*stats=False"):
         builder.build(stats=False, **PerfParams.auto(write=None).build_options())
-
-
-def test_num_threads_stays_a_bound_over_all_stages():
-    """However many threads a stage gets, no more calls than ``num_threads`` run."""
-    hands, op = Hands(), GatedOp()
-    builder = PipelineBuilder().add_source(range(20)).pipe(op, name="op", output_order="input")
-    with builder.add_sink().build(num_threads=2, tuner=hands).auto_stop() as items:
-        hands.run.set_concurrency("op", 6)
-        op.wait_started(2)
-        until(lambda: at_work(hands.run) == 6)
-        op.open()
-        assert list(items) == list(range(20))
-        assert op.max_running == 2
 
 
 def test_room_grows_with_the_threads_but_not_where_the_user_gave_it():

@@ -269,27 +269,15 @@ def config_of(source, *pipes, sink=3, continuous=False):
 
 
 def test_definitions_are_what_a_builder_collects():
-    """The same stages, so either can be built, changed, printed and pickled."""
-    config = config_of(
-        range(7),
-        Pipe(abs, concurrency=2, output_order="input"),
-        Aggregate(2),
-        Disaggregate(),
-        sink=5,
-    )
+    """The same stages, so either can be built, changed and printed."""
+    stages = Pipe(abs, concurrency=2, output_order="input"), Aggregate(2), Disaggregate()
+    config = config_of(range(7), *stages, sink=5)
     builder = PipelineBuilder().add_source(range(7)).pipe(abs, concurrency=2, output_order="input")
     built = builder.aggregate(2).disaggregate().add_sink(5).get_config()
     assert config == built
     assert (config.src.source, len(config.pipes), config.sink.buffer_size) == (range(7), 3, 5)
-    copy = pickle.loads(pickle.dumps(replace(config, pipes=[Pipe(abs)])))
-    assert type(copy) is PipelineSpec
-    assert str(copy).splitlines()[1:] == [
-        "  src(range)",
-        "  abs(concurrency=1, op=abs)",
-        "  sink(buffer_size=5)",
-    ]
-    again = PipelineBuilder.from_config(replace(copy, src=SourceSpec([3])))
-    assert list(again.build()) == [3]
+    other = replace(config, src=SourceSpec([3]), pipes=[Pipe(abs)])
+    assert list(PipelineBuilder.from_config(other).build()) == [3]
     assert list(build_pipeline(config, num_threads=1)) == list(range(7))
 
 

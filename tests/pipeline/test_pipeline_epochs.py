@@ -7,7 +7,7 @@ import gc
 import threading
 import weakref
 from dataclasses import replace
-from itertools import islice, pairwise
+from itertools import chain, cycle, islice, pairwise
 
 import pytest
 from _gates import (
@@ -35,6 +35,7 @@ from spdl_torch.pipeline import (
     PipelineStopped,
     cache_iterator,
 )
+from spdl_torch.spdl.dataloader import CacheDataLoader
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -432,20 +433,27 @@ def test_epochs_stay_apart_while_the_number_of_threads_changes(counts, in_order)
             assert multiset(pipeline) == multiset(source.items(epoch))
 
 
-@pytest.mark.parametrize(
-    ("count", "options", "expected"),
-    [
-        (9, {"num_caches": 2}, [0, 1, 0, 1, 0, 1, 0]),
-        (9, {"num_caches": 2, "return_caches_after": 4}, [0, 1, 2, 3, 0, 1, 0]),
-        (9, {"num_caches": 2, "stop_after": 3}, [0, 1, 0]),
-        (9, {"num_caches": 1, "return_caches_after": 3, "stop_after": 3}, [0, 1, 2]),
-        (3, {"num_caches": 5}, [0, 1, 2, 0, 1, 2, 0]),
-        (0, {"num_caches": 5}, []),
-    ],
+@settings(deadline=None)
+@given(
+    count=st.integers(0, 9),
+    num_caches=st.integers(1, 5),
+    more=st.integers(0, 4),
+    stop=st.none() | st.integers(0, 9),
 )
-def test_cache_iterator_gives_the_first_items_again(count, options, expected):
-    """After as many from the source as was said; a short source is repeated whole."""
-    assert list(islice(cache_iterator(range(count), **options), 7)) == expected
+def test_cache_iterator_gives_the_first_items_again(count, num_caches, more, stop):
+    """After as many from the source as was said; a short source is repeated whole. SPDL's loader
+    around it does the same."""
+    after = num_caches + more
+    stop = None if stop is None else after + stop
+    given = [*range(min(count, after))]
+    expected = [*islice(chain(given, cycle(given[:num_caches])), 30)][:stop]
+    options = {"return_caches_after": after, "stop_after": stop}
+    assert [*islice(cache_iterator(range(count), num_caches, **options), 30)] == expected
+    cached = CacheDataLoader(range(count), num_caches, **options)
+    assert [*islice(cached, 30)] == [*islice(cached, 30)] == expected
+    assert len(cached) == count
+    if not more:
+        assert [*islice(cache_iterator(range(count), num_caches), 30)][:stop] == expected
 
 
 @pytest.mark.parametrize("delete_src", [True, False])

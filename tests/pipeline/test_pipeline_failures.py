@@ -8,7 +8,7 @@ import os
 import re
 import threading
 import weakref
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, ThreadPoolExecutor
 from fractions import Fraction
 from multiprocessing import get_all_start_methods, get_context
 
@@ -106,9 +106,14 @@ def test_stage_budget_overrides_that_of_the_pipeline():
 
 
 def test_failure_holds_the_users_own_exceptions_with_notes():
-    """PipelineFailure is an ExceptionGroup of the same objects; notes name stage and item."""
+    """PipelineFailure is an ExceptionGroup of the same objects; notes name stage and item. It is
+    raised again on every later get, and does not become the end of the data."""
     op, raised = failing_at(2)
-    items, failure = collect(pipeline_of(range(9), op, name="decode", build={"max_failures": 0}))
+    pipeline = pipeline_of(range(9), op, name="decode", build={"max_failures": 0})
+    items, failure = collect(pipeline)
+    for _ in range(2):
+        with pytest.raises(PipelineFailure, match="stage 'decode': 1 of 3 tasks failed"):
+            pipeline.get_item()
     assert items[:2] == [0, 1]
     assert isinstance(failure, ExceptionGroup)
     assert failure.exceptions[0] is raised[0]
@@ -132,18 +137,6 @@ def test_note_of_an_error_that_is_raised_again_is_renewed():
 
     collect(pipeline_of([7, 8], op, build={"max_failures": 1}))
     assert error.__notes__ == ["in stage 'op' (spdl-op-0), item 1: 8"]
-
-
-def test_failure_is_raised_again_on_every_later_get():
-    """The failure is sticky: it does not become the end of the data the second time."""
-    op, _ = failing_at(0)
-    p = pipeline_of([0], op, build={"max_failures": 0})
-    for _ in range(2):
-        with pytest.raises(PipelineFailure, match="stage 'op': 1 of 1 tasks failed"):
-            p.get_item()
-    p.stop()
-    with pytest.raises(PipelineFailure, match="stage 'op'"):
-        p.get_item()
 
 
 def test_dropped_items_are_logged_with_stage_and_item(caplog):
@@ -294,7 +287,8 @@ def processes():
 
 
 def test_process_pool_runs_the_op_in_its_processes(processes):
-    """Functions and generators run in the pool; a generator's items come all at once."""
+    """Functions and generators run in the pool; a generator's items come all at once. An exception
+    that crossed the process boundary gets its note here."""
     p = pipeline_of(
         range(6), spread_in_child, executor=processes, concurrency=2, output_order="input"
     )
@@ -304,6 +298,10 @@ def test_process_pool_runs_the_op_in_its_processes(processes):
     assert os.getpid() not in {pid for _, pid in got}
     with pipeline_of(range(6), double, executor=processes).auto_stop() as p:
         assert list(p) == [0, 2, 4, 6, 8, 10]
+    p = pipeline_of([7], fail_in_child, executor=processes, build={"max_failures": 0})
+    _, failure = collect(p)
+    assert failure.exceptions[0].args == (7,)
+    assert "item 0: 7" in failure.exceptions[0].__notes__[-1]
 
 
 def precision_in_child(item):
@@ -337,40 +335,23 @@ def test_process_pool_forks_the_thread_that_starts_the_pipeline():
     del local.kept
 
 
-def test_exception_of_a_process_pool_names_stage_and_item(processes):
-    """The exception that crossed the process boundary gets its note here."""
-    p = pipeline_of([7], fail_in_child, executor=processes, build={"max_failures": 0})
-    _, failure = collect(p)
-    assert failure.exceptions[0].args == (7,)
-    assert "item 0: 7" in failure.exceptions[0].__notes__[-1]
-
-
 @pytest.mark.parametrize("order", ["completion", "input"])
-def test_dead_process_pool_fails_the_pipeline(order):
-    """A worker process that dies breaks the pool: the endless run ends with that error."""
-    with ProcessPoolExecutor(1, mp_context=_spawned.context()) as pool:
-        p = (
-            PipelineBuilder()
-            .add_source(iter(range(10**9)))
-            .pipe(double, concurrency=2)
-            .pipe(lambda n: n // 2)
-            .pipe(die, executor=pool, concurrency=2, output_order=order, max_failures=1.0)
-            .add_sink()
-            .build()
-        )
-        items, failure = collect(p)
+@pytest.mark.parametrize("is_shut", [False, True])
+def test_executor_that_takes_no_more_calls_fails_the_pipeline(is_shut, order):
+    """A worker process that dies breaks the pool: the endless run ends with that error, which is
+    no item's fault; so it does where the executor was shut down."""
+    pool = ThreadPoolExecutor(1) if is_shut else ProcessPoolExecutor(1, _spawned.context())
+    pipe = {"executor": pool, "concurrency": 2, "output_order": order, "max_failures": 1.0}
+    builder = PipelineBuilder().add_source(iter(range(10**9))).pipe(double, concurrency=2)
+    with pool:
+        if is_shut:
+            pool.shutdown()
+        builder.pipe(lambda n: n // 2).pipe(die, **pipe)
+        items, failure = collect(builder.add_sink().build())
     assert 5 not in items  # the stages before may have changed the order
     assert "stage 'die' broke" in failure.message
-    assert isinstance(failure.exceptions[0], concurrent.futures.BrokenExecutor)
-
-
-def test_shut_down_executor_fails_the_pipeline():
-    """An executor that takes no more calls is the stage's end, not each item's fault."""
-    pool = ThreadPoolExecutor(1)
-    pool.shutdown()
-    p = pipeline_of(iter(range(10**9)), double, executor=pool, max_failures=1.0)
-    _, failure = collect(p)
-    assert "cannot schedule new futures" in str(failure.exceptions[0])
+    (error, *_) = failure.exceptions
+    assert "cannot schedule" in str(error) if is_shut else isinstance(error, BrokenExecutor)
 
 
 def test_pipeline_is_freed_when_its_failure_was_raised_and_dropped():
