@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from spdl_torch.observe.trace.chrome_trace import OURS, nanoseconds
-from spdl_torch.observe.trace.trace_file import profiles_of, report_in
+from spdl_torch.observe.trace.trace_file import profiles_of
 
 _LATEST = 2.0**62  # microseconds: every time that a viewer can show
 _NEEDED = {
@@ -45,8 +45,6 @@ class TraceSummary:
     """The number of turns and parts overwritten in memory before the trace was written."""
     num_left_out: int
     """The number of slices and instants beyond ``max_events`` or before ``last_seconds``."""
-    reports: tuple
-    """The verdict of each merged file."""
 
 
 def content_of(path):
@@ -89,7 +87,6 @@ def check_trace(trace):
         num_others=len(events) - len(own),
         num_lost=sum(profile["num_lost"] for profile in profiles),
         num_left_out=sum(profile["num_left_out"] for profile in profiles),
-        reports=tuple(report_in(profile, "the trace") for profile in profiles),
     )
 
 

@@ -304,7 +304,8 @@ def parts_outside(row):
 @settings(max_examples=60, deadline=None)
 def test_trace_can_be_shown_for_any_run(timelines, rank):
     """Slices nest, arrows have both ends, time goes forward, and every task is there with its
-    outcome, if nothing was passed on."""
+    outcome, if nothing was passed on. Every batch that the consumer took is the end of an arrow
+    that came from the first stage."""
     trace = trace_of(*timelines, rank=rank)
     summary = check_trace(json.loads(json.dumps(trace, allow_nan=False)))
     assert {(e["pid"], e["tid"]) for e in events_of(trace, "X")} == names_of_rows(trace).keys()
@@ -315,14 +316,7 @@ def test_trace_can_be_shown_for_any_run(timelines, rank):
     assert summary.num_lost == sum(each.num_lost for each in rows)
     assert summary.num_left_out == sum(len(parts_outside(each)) for each in rows)
     assert summary.num_instants == len(timelines)
-
-
-@given(runs())
-@settings(max_examples=40, deadline=None)
-def test_flow_reaches_the_training_step_for_any_run(timeline):
-    """Every batch that the consumer took is the end of an arrow that came from the first stage."""
-    ways = ways_of(trace_of(timeline))
-    consumer = timeline.rows[-1]
+    ways, consumer = ways_of(trace_of(timelines[0])), timelines[0].rows[-1]
     reached = sorted(way[-1][1] for way in ways if way[-1][0] == consumer.name)
     assert reached == [one.number for one in consumer.turns]
     assert {way[0][0].partition("[")[0] for way in ways} <= {"s0"}
@@ -481,8 +475,9 @@ def shape_of(path):
 
 
 def test_merge_ranks_lays_a_folder_on_one_clock(tmp_path):
-    """Each rank has rows and arrows of its own; what is not a trace of ours is passed over."""
-    write_ranks(tmp_path)
+    """Each rank has rows and arrows of its own; what is not a trace of ours is passed over. A clock
+    that is known to differ is shifted."""
+    paths = write_ranks(tmp_path)
     (tmp_path / "other.json").write_text('{"traceEvents": []}')
     (tmp_path / "broken.json").write_text("{")
     path = merge_ranks(tmp_path, tmp_path / "all.json")
@@ -494,15 +489,9 @@ def test_merge_ranks_lays_a_folder_on_one_clock(tmp_path):
         Profile.load(path)
     again = [tmp_path / "rank0.json.gz"] * 2  # two processes of one rank
     assert shape_of(merge_ranks(again, tmp_path / "two.json")) == ((0,), 8, 4)
-
-
-def test_merge_ranks_shifts_a_clock_that_is_known_to_differ(tmp_path):
-    """By the seconds given for the rank."""
-    paths = write_ranks(tmp_path)
-    path = merge_ranks(paths, tmp_path / "all.json", offsets={1: -0.5, 2: 0.25})
+    merge_ranks(paths, path, offsets={1: -0.5, 2: 0.25})
     first, second, third = starts_of(path)
     assert (second - first, third - first) == (MS - 500 * MS, 2 * MS + 250 * MS)
-    check_trace(path)
     message = r"for ranks \[7\], and the traces are of ranks \[0, 1, 2\]"
     with pytest.raises(ValueError, match=message):
         merge_ranks(paths, path, offsets={7: 1.0})

@@ -13,6 +13,7 @@ import torch
 from _datasets import Made, MapData
 from _gates import Boom, GatedOp, until
 from _loader_helpers import ThreadLoader as DataLoader
+from _stages import add, plans
 from _trace_check import check_trace, content_of
 from hypothesis import given, settings, strategies as st
 
@@ -135,34 +136,19 @@ def test_stats_off_means_no_profile():
 # -- pipelines ---------------------------------------------------------------------------------
 
 
-@settings(max_examples=15, deadline=None)
-@given(data=st.data())
-def test_the_trace_of_any_pipeline_is_well_formed(tmp_path_factory, data):
+@settings(max_examples=30, deadline=None)
+@given(
+    num_items=st.integers(1, 40),
+    stages=st.lists(plans, min_size=1, max_size=3),
+    most=st.integers(0, 40),
+)
+def test_the_trace_of_any_pipeline_is_well_formed(tmp_path_factory, pool, num_items, stages, most):
     """Slices nest, arrows have both ends and time goes forward, whatever the stages do."""
-    draw = data.draw
-    fates = draw(st.lists(st.sampled_from(["pass", "pass", "drop", "fail"]), min_size=1))
-
-    def function(item):
-        fate = fates[hash(item) % len(fates)]
-        if fate == "fail":
-            raise Boom(item)
-        return None if fate == "drop" else item
-
-    def generator(item):
-        yield from [item] * 2
-
-    async def coroutine(item):
-        return item
-
-    num_items = draw(st.integers(1, 40))
     builder = PipelineBuilder().add_source(range(num_items))
-    for n in range(draw(st.integers(1, 3))):
-        op = draw(st.sampled_from([function, generator, coroutine]))
-        order = draw(st.sampled_from(["completion", "input"]))
-        builder.pipe(op, concurrency=draw(st.integers(1, 3)), output_order=order, name=f"op{n}")
-    pipeline = builder.add_sink(draw(st.integers(1, 3))).build(max_failures=10_000)
+    for stage in stages:
+        add(builder, stage, pool)
+    pipeline = builder.add_sink(2).build(max_failures=10_000)
     path = tmp_path_factory.mktemp("trace") / "run.json"
-    most = draw(st.integers(0, num_items))
     with tracing(path), pipeline.auto_stop():
         for number, _ in enumerate(pipeline):
             if number == most:

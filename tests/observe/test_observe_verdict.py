@@ -179,39 +179,22 @@ def readings(draw):
     return make_report(reading(wait, *stages), probes, pooled=pooled)
 
 
-FIGURES = {
-    "gil_seconds": (0.0, 1e-5, 2e-4, 6e-4, 0.01),
-    "gil_held_ratio": (0.0, 0.3, 0.95),
-    "run_delay_ratio": (0.0, 0.05, 0.3, 0.9),
-    "gc_ratio": (0.0, 0.3),
-    "step_slowdown": (0.0, 0.3),
-    "num_cores": (0.5, 1.0, 1.5, 2.0, 64.0),
-    "cores_used": (0.0, 0.5, 1.0, 2.0, 60.0),
-    "helper_cores": (0.0, 0.5, 3.0),
-    "sampling_ratio": (0.0, 0.02, 0.3, 0.9),
-}
-
-
 def any_report(draw):
-    """Of a pipeline's stages or a loader's, in a window of any length: any figure may be missing,
-    and all calls may have failed."""
-    choice = draw.choice
-    figures = {name: choice([None, *values]) for name, values in FIGURES.items()}
-    stages = [
-        stage(
-            name,
-            busy=choice([0.0, 0.3, 0.6, 0.97]),
-            cpu=choice([0.0, 0.1, 0.3, 0.6, 1.0]),
-            wait_in=choice([0.0, 0.5, 0.9]),
-            threads=choice([1, 2, 3, 8]),
-            num_failures=choice([0, 10, 1000]),
-        )
-        for name in POOLED
-    ]
-    stats = reading(choice([0.0, 0.04, 0.1, 0.5, 0.97, 1.0]), *stages)
-    stats = replace(stats, elapsed=choice([0.1, 1.9, 2.0, 10.0]))
-    probes = Probes(own_gil=choice([False, True]), **figures)
-    return make_report(stats, probes, pooled=choice([(), POOLED]))
+    """One whose readings may also be missing, in a window of any length, with calls that failed."""
+    report, choice = readings(draw), draw.choice
+    others = {
+        "gc_ratio": choice([None, 0.0, 0.3]),
+        "step_slowdown": choice([None, 0.0, 0.3]),
+        "helper_cores": choice([None, 0.0, 0.5, 3.0]),
+        "sampling_ratio": choice([None, 0.0, 0.3, 0.9]),
+    }
+    stage = report.stats.stages[0]
+    tasks = replace(stage.tasks, num_failures=choice([0, 10, stage.num_tasks]))
+    stage = replace(stage, tasks=tasks, wait_in_ratio=choice([0.0, 0.5, 0.9]))
+    stats = replace(report.stats, stages=(stage, *report.stats.stages[1:]))
+    if choice([False, True]):
+        stats = replace(stats, elapsed=choice([0.1, 1.9, 2.0]))
+    return make_report(stats, replace(report.probes, **others), pooled=report.pooled)
 
 
 @given(st.randoms())
@@ -488,7 +471,7 @@ def test_report_reads_as_one_page():
 def assert_fits_a_terminal(report):
     """Its sentences are wrapped, below the first of their words; the table of the stages is not."""
     lines = str(report).splitlines()
-    table = [line for line in lines if line.startswith(("stage ", "fetch ", "collate "))]
+    table = [line for line in lines if line.startswith(("stage ", "fetch ", "transfer "))]
     assert all(len(line) < 100 for line in lines if line not in table)
     words = ("VERDICT", "WHY", "NEXT", "window", "checks", "workers", "data", "note", "WHAT IF")
     assert all(line.startswith((*words, " " * 9)) for line in lines if line and line not in table)
