@@ -13,8 +13,10 @@ import pytest
 import torch
 from _gpus import (
     ANYWHERE,
+    CUDA,
     KIBI,
     MEBI,
+    ORDERS,
     PROMPT,
     STREAMS,
     Filled,
@@ -23,6 +25,7 @@ from _gpus import (
     num_wrong,
     torchs,
 )
+from _lazy_device import LazyStream
 from _loader_helpers import no_thread_left
 from _videos import KINDS, write_video
 from torch.utils.data import DataLoader as TorchLoader, Dataset, TensorDataset
@@ -33,11 +36,14 @@ from spdl_torch.io import (
     cuda_config,
     load_clip,
     load_clip_batch,
+    load_image_batch,
     load_video,
     transfer_tensor,
     uniform_frames,
 )
 from spdl_torch.io._transfer import cuda, runtime
+from spdl_torch.io._transfer.slabs import Slab
+from spdl_torch.measuring.photographs import write_photographs
 from spdl_torch.pipeline import PipelineBuilder
 
 __all__ = ["gpu", "no_thread_left", "torchs"]
@@ -125,11 +131,12 @@ def test_batches_that_stay_on_the_host_are_found(gpu):
     assert num_unequal_batches(gpu, device="cpu") == 10
 
 
-def frames_of(video, **options):
+def frames_of(pictures, video, **options):
     """By each function that loads some."""
     sampler = uniform_frames(4)
     sized = {**options, "width": 160, "height": 128, "resize": "antialias"}
     return [
+        load_image_batch(pictures, width=32, height=24, **options),
         load_clip(video, sampler, **sized).frames,
         load_clip_batch([video, video], sampler, **sized).frames,
         load_video(video, **options),
@@ -137,12 +144,15 @@ def frames_of(video, **options):
 
 
 @PROMPT
-def test_clips_are_those_of_the_cpu(gpu):
+def test_images_and_clips_are_those_of_the_cpu(gpu, tmp_path):
     """Decoded there, and copied."""
-    video = write_video(KINDS["b-frames"])
-    copied = frames_of(video, device_config=cuda_config(0))
-    assert [gpu.index_of(frames) for frames in copied] == [0, 0, 0]
-    assert all(map(torch.equal, frames_of(video), (frames.cpu() for frames in copied)))
+    write_photographs(tmp_path, 3)
+    given = sorted(tmp_path.rglob("*.jpg")), write_video(KINDS["b-frames"])
+    copied = frames_of(*given, device_config=cuda_config(0))
+    assert [gpu.index_of(frames) for frames in copied] == [0, 0, 0, 0]
+    for expected, found in zip(frames_of(*given), copied, strict=True):
+        assert torch.equal(expected, found.cpu())
+        assert expected.stride() == found.stride()
 
 
 # -- dropped while late kernels read ---------------------------------------------------------------
@@ -186,11 +196,20 @@ def test_batches_of_processes_are_whole(gpu, options):
     assert num_wrong(gpu, loader, data.expected(), use=use) == 0
 
 
-@ANYWHERE
-def test_race_is_found_where_the_guard_is_missing(gpu, monkeypatch):
-    """A check that cannot fail proves nothing. One find is proof; where other programs use the GPU,
-    it may take several tries."""
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
+@pytest.mark.parametrize(
+    ("gpu", "owner", "guard"),
+    [
+        pytest.param("cuda", torch.Tensor, "record_stream", marks=CUDA.marks),
+        ("late", torch.Tensor, "record_stream"),
+        ("model", LazyStream, "wait_event"),
+        ("late", Slab, "wait"),
+    ],
+    indirect=["gpu"],
+)
+def test_race_is_found_where_the_guard_is_missing(gpu, owner, guard, monkeypatch):
+    """Of the allocator, of the reader, of the slab: a check that cannot fail proves nothing. One
+    find is proof; where other programs use the GPU, it may take several tries."""
+    monkeypatch.setattr(owner, guard, lambda *_: None)
     data, transfer = filled(gpu, 100, MEBI), Transfer("cuda")
     tries = (
         num_wrong(
@@ -272,13 +291,15 @@ WAYS = {
 }
 
 
-# Where the stand-in is, a tensor's own ``to`` leaves it on the host, where it goes with the batch.
-IN_TIME = {way: {"is_prompt": way.startswith("moves_itself")} for way in WAYS}
+def in_time(way):
+    """The stand-in's orders. A tensor's own ``to`` leaves it on the host there, where it goes with
+    the batch."""
+    return [{"is_prompt": True}] if way.startswith("moves_itself") else ORDERS
 
 
 @pytest.mark.parametrize(
     ("gpu", "way"),
-    [pytest.param(gpu, way, id=way) for way, gpu in IN_TIME.items()]
+    [pytest.param(gpu, way, id=f"{gpu}-{way}") for way in WAYS for gpu in in_time(way)]
     + [pytest.param("cuda", way, id=f"cuda-{way}", marks=pytest.mark.cuda) for way in WAYS],
     indirect=["gpu"],
 )

@@ -6,17 +6,11 @@ from __future__ import annotations
 import pytest
 import torch
 from _loader_helpers import ThreadLoader as DataLoader, as_list
-from PIL import Image
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
-from spdl_torch.io import (
-    Transfer,
-    cuda_config,
-    load_image_batch,
-    transfer_tensor,
-)
+from spdl_torch.io import Transfer, cuda_config, transfer_tensor
 from spdl_torch.io._transfer import cuda
 
 pytestmark = pytest.mark.cuda
@@ -74,23 +68,6 @@ def test_copy_stream_may_be_the_users_own():
     config = cuda_config(device_index=0, stream=stream.cuda_stream)
     for k in range(20):
         assert transfer_tensor(torch.full((MEBI,), float(k)), config).sum().item() == k * MEBI
-
-
-@pytest.fixture
-def jpegs(tmp_path):
-    """Pictures of several sizes, one of them progressive, one gray."""
-    for number in range(6):
-        image = Image.radial_gradient("L").resize((200 + 20 * number, 150 + 10 * number))
-        mode = image if number == 5 else Image.merge("RGB", [image, image.rotate(90), image])
-        mode.save(tmp_path / f"{number}.jpg", quality=95, progressive=number == 4)
-    return sorted(tmp_path.glob("*.jpg"))
-
-
-def test_load_image_batch_arrives_on_the_device(jpegs):
-    """Equal to the batch that stays."""
-    batch = load_image_batch(jpegs, width=96, height=64, device_config=cuda_config(0))
-    assert batch.device == torch.device("cuda", 0)
-    assert torch.equal(batch.cpu(), load_image_batch(jpegs, width=96, height=64))
 
 
 def test_unordered_and_unsized_batches_reach_the_device():

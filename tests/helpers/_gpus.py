@@ -28,6 +28,7 @@ STREAMS = ("default", "side", "external")
 """On which a program trains: torch's own, another of torch's, one that torch did not make."""
 
 CUDA = pytest.param("cuda", marks=pytest.mark.cuda)
+ORDERS = ("late", "model", 0, 1)
 ANYWHERE = pytest.mark.parametrize("gpu", ["late", CUDA], indirect=True)
 PROMPT = pytest.mark.parametrize("gpu", [{"is_prompt": True}, CUDA], indirect=True)
 """The same for whoever looks at what has arrived: on the host nobody waits for the stand-in."""
@@ -257,8 +258,15 @@ class Cuda:
 
 
 def stage_beside():
-    """A transfer of its own, from its memory to its end."""
-    Transfer("cuda").stage(torch.ones(1)).synchronize()
+    """A transfer of its own, from its memory to its end: streams are made, pages locked, copies and
+    the model waited for, memory freed."""
+    copies = Transfer("cuda", num_slabs=1)
+    pinned = cuda.CudaBackend(torch.device("cuda", 0)).pinned(64 * KIBI)
+    for _ in range(transfer.MOST_BEHIND + 3):
+        copies.stage([torch.ones(1), pinned]).receive()
+    copies.stage([torch.ones(1)]).synchronize()
+    del copies, pinned
+    gc.collect()
 
 
 class Operations(TorchDispatchMode):
