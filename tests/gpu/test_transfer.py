@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from collections import ChainMap, OrderedDict, UserDict, defaultdict, deque, namedtuple
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import partial
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from _gates import in_thread, result_of
+from _gates import in_thread, named, result_of
 from _lazy_device import LazyDevice, backends
 from hypothesis import HealthCheck, given, settings, strategies as st
+from torch.nn.utils.rnn import pack_sequence
 
 from spdl_torch import UnsupportedOptionError
 from spdl_torch.io import (
@@ -29,10 +35,41 @@ __all__ = ["backends"]
 MEBI = 1 << 20
 
 
+Pair = namedtuple("Pair", ["x", "y"])
+
+
 @dataclass
 class Sample:
-    image: torch.Tensor
+    image: Any
     key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """Its second field cannot be given, and is what ``__post_init__`` would make of a given one."""
+
+    x: Any
+    late: Any = field(init=False)
+
+    def __post_init__(self):
+        assert not isinstance(self.x, Later) or not self.x.is_moved, "it has run before"
+        object.__setattr__(self, "late", [self.x])
+
+
+class Tagged(UserDict):
+    """A mapping with more than its items, as transformers' ``BatchEncoding`` is."""
+
+    tag = None
+
+    def to(self, device):
+        raise AssertionError("mappings are walked")
+
+
+def tagged(members):
+    """One with a tag."""
+    mapping = Tagged(members)
+    mapping.tag = "kept"
+    return mapping
 
 
 @dataclass
@@ -79,19 +116,42 @@ def tensors(draw):
     return tensor
 
 
+def containers(inner):
+    """Of any kind."""
+    dicts = st.dictionaries(st.text(max_size=2), inner, max_size=3)
+    kinds = (OrderedDict, partial(defaultdict, list), MappingProxyType, ChainMap, tagged)
+    lists = st.lists(inner, max_size=4)
+    return st.one_of(
+        *(lists, lists.map(tuple), lists.map(partial(deque, maxlen=5)), dicts),
+        *(dicts.map(kind) for kind in kinds),
+        *(st.builds(kind, inner, st.text(max_size=2)) for kind in (Pair, Sample)),
+        st.builds(Frozen, inner),
+    )
+
+
 batches = st.recursive(
     st.one_of(
         *(tensors(), st.text(max_size=3), st.integers(), st.none()),
         st.builds(Later, st.integers(0, 9)),
     ),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=4),
-        st.tuples(inner, inner),
-        st.dictionaries(st.text(max_size=2), inner, max_size=3),
-        st.builds(Sample, inner, st.text(max_size=2)),
-    ),
+    containers,
     max_leaves=8,
 )
+
+
+def members_of(batch):
+    """By name or place; None = it is no container."""
+    if isinstance(batch, Mapping):
+        return dict(batch)
+    if isinstance(batch, list | tuple | deque):
+        return dict(enumerate(batch))
+    if isinstance(batch, Sample | Frozen):
+        return {each.name: getattr(batch, each.name) for each in fields(batch)}
+    return None
+
+
+KEPT = ("default_factory", "maxlen", "tag")
+"""What containers have beside their members."""
 
 
 def frozen(batch):
@@ -100,27 +160,21 @@ def frozen(batch):
         # The oracle for strides is torch: `.to` of another device.
         strides = batch.to("meta").stride()
         return (batch.dtype, tuple(batch.shape), strides, repr(batch.tolist()))
-    if isinstance(batch, dict):
-        return {key: frozen(value) for key, value in batch.items()}
-    if isinstance(batch, list | tuple):
-        return type(batch)(map(frozen, batch))
-    if isinstance(batch, Sample):
-        return Sample(frozen(batch.image), batch.key)
     if isinstance(batch, Later):
         return ("later", batch.key)
-    return batch
+    members = members_of(batch)
+    if members is None:
+        return batch
+    kept = [getattr(batch, name, None) for name in KEPT]
+    return type(batch), kept, [(key, frozen(value)) for key, value in members.items()]
 
 
-def tensors_of(batch, leaf_class=torch.Tensor):
+def leaves_of(batch, kind=torch.Tensor):
     """The tensors in a batch, in order, or the leaves of another class."""
-    if isinstance(batch, leaf_class):
+    if isinstance(batch, kind):
         return [batch]
-    if isinstance(batch, Sample):
-        return tensors_of(batch.image, leaf_class)
-    members = batch.values() if isinstance(batch, dict) else batch
-    if not isinstance(batch, dict | list | tuple):
-        return []
-    return [leaf for member in members for leaf in tensors_of(member, leaf_class)]
+    members = members_of(batch) or {}
+    return [leaf for member in members.values() for leaf in leaves_of(member, kind)]
 
 
 @pytest.fixture
@@ -135,13 +189,14 @@ def transfer(backends):
 )
 @given(st.lists(batches, min_size=1, max_size=5), st.integers(1, 3), st.booleans())
 def test_batch_equals_itself_after_a_transfer(backends, given_batches, num_slabs, in_turn):
-    """Any batch, in any dtypes, shapes and strides."""
+    """Any batch, in containers of any kind and nesting, in any dtypes, shapes and strides. The one
+    that was given stays as it was, as far as it is not overwritten."""
     transfer = Transfer("cuda", num_slabs=num_slabs)
     expected = [frozen(batch) for batch in given_batches]
     received, staged = [], []
     for batch in given_batches:
         staged.append(transfer.stage(batch))
-        for tensor in tensors_of(batch):
+        for tensor in leaves_of(batch):
             if tensor.numel():
                 tensor.untyped_storage().fill_(0x55)
         if in_turn:
@@ -149,9 +204,10 @@ def test_batch_equals_itself_after_a_transfer(backends, given_batches, num_slabs
     received += [later.receive() for later in staged]
     assert [frozen(batch) for batch in received] == expected
     for batch in received:
-        for tensor in tensors_of(batch):
+        for tensor in leaves_of(batch):
             assert tensor.stride() == tensor.to("meta").stride()
-        assert all(each.is_moved for each in tensors_of(batch, Later))
+        assert all(each.is_moved for each in leaves_of(batch, Later))
+    assert not any(each.is_moved for batch in given_batches for each in leaves_of(batch, Later))
 
 
 def test_small_tensors_travel_together(transfer):
@@ -295,25 +351,49 @@ def test_batch_is_not_walked_at_the_hand_over(transfer, late):
         torch.nested.as_nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
         torch.ones(3, requires_grad=True),
         torch.nn.Parameter(torch.ones(3)),
+        pack_sequence([torch.ones(2), torch.ones(1)]),
     ],
-    ids=["sparse", "nested", "needs gradients", "parameter"],
+    ids=["sparse", "nested", "needs gradients", "parameter", "packed sequence"],
 )
 def test_tensor_that_is_not_plain_moves_by_its_own_method(transfer, tensor):
-    """Gradients flow, classes and layouts stay."""
+    """Gradients flow, classes and layouts stay; the sizes of a packed sequence's steps, a member of
+    a named tuple, stay on the host."""
     transfer, backend = transfer
     received = transfer.stage((tensor, torch.ones(1))).receive()[0]
     assert received is tensor  # it is on that device already; nothing was packed
     assert len(backend.copy_sizes) == 1
 
 
-def test_batch_without_tensors_passes(transfer):
-    """Nothing is begun, and nobody waits."""
+@pytest.mark.parametrize(
+    "batch",
+    [
+        *(None, 3, 2.5, True, "text", b"bytes", range(3), torch.float32, torch.Tensor, Pair),
+        *(["a", ("b",), {"c": None}], np.zeros(3), {1, 2}, object(), Sample(1, "x"), Pair(1, 2)),
+        {"name": "x", "sizes": [1, 2]},
+    ],
+    ids=named,
+)
+def test_batch_without_tensors_passes(transfer, batch):
+    """The same object: nothing is copied, nothing is begun, and nobody waits. Classes are not taken
+    for what they make."""
     transfer, backend = transfer
-    batch = {"name": "x", "sizes": [1, 2]}
     staged = transfer.stage(batch)
     staged.synchronize()
     assert staged.receive() is batch
     assert (backend.handed_over, backend.copy_sizes) == ([], [])
+
+
+class OnlyItems(tuple):
+    """A sequence that cannot be made from a list."""
+
+    def __new__(cls, first, second):
+        return super().__new__(cls, (first, second))
+
+
+def test_sequence_becomes_a_list_when_its_class_cannot_be_made(transfer):
+    """As torch's pin_memory does."""
+    received = transfer[0].stage(OnlyItems(torch.ones(1), 1)).receive()
+    assert (type(received), received[0].item(), received[1]) == (list, 1, 1)
 
 
 # The hand-over
