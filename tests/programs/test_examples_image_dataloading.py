@@ -1,6 +1,5 @@
 """examples/image_dataloading.py: every image once, true figures, and a clean end in every case."""
 
-import importlib
 import os
 import re
 import signal
@@ -38,12 +37,6 @@ def endless(images, tmp_path_factory):
     paths = [str(path.relative_to(images)) for path in sorted(images.rglob("*.jpg"))]
     flist.write_text("".join(f"{path}\n" for path in paths) * 60_000)
     return flist
-
-
-@pytest.fixture
-def program():
-    """The program as a module."""
-    return importlib.import_module("image_dataloading")
 
 
 def start(*arguments):
@@ -113,24 +106,3 @@ def test_program_fails_when_a_worker_dies(endless, images):
     assert process.returncode == 1
     assert complaints.startswith("worker 1 (cpu): the process was killed by SIGKILL.")
     assert frames_and_batches(printed)[0] > 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--data", "nowhere"], "no images there"),
-        (["--input-flist", "nowhere.txt"], "no such file"),
-    ],
-)
-def test_error_is_clear_when_there_is_no_data(program, arguments, message, tmp_path, monkeypatch):
-    """Before any process is started."""
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match=message):
-        program.main([*arguments, "--device", "cpu"])
-
-
-def test_option_is_refused_when_it_is_no_count(program, capsys):
-    """Zero workers load nothing."""
-    with pytest.raises(SystemExit, match="2"):
-        program.parse(["--smoke", "--num-workers", "0"])
-    assert "must be >= 1, got 0" in capsys.readouterr().err

@@ -7,7 +7,6 @@ import random
 import sys
 import threading
 import warnings
-from types import SimpleNamespace
 
 import _idioms_files  # noqa: F401  # registers its idioms
 import _idioms_objects  # noqa: F401
@@ -230,23 +229,6 @@ def test_somebody_who_waits_sees_how_far_it_is(stream, monkeypatch):
     if not is_watched:
         rounds = [f"on threads, round {number}/2, 5 batches\n" for number in (1, 2)]
         assert text == "".join([*rounds, "alone\n"])
-
-
-def test_endless_dataset_is_compared():
-    """As far as ``num_batches`` goes."""
-
-    class Endless(IterableDataset):
-        def __init__(self):
-            self.cursor = SimpleNamespace(position=0)
-
-        def __iter__(self):
-            while True:
-                self.cursor.position += 1
-                yield self.cursor.position
-
-    match = r"batch \d differs at \[\d\].*The threads share dataset\.cursor\.position,"
-    with pytest.raises(AssertionError, match=match):
-        assert_thread_safe(Endless(), num_batches=10)
 
 
 def test_threads_that_wait_for_ever_are_found(monkeypatch):

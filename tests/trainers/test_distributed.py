@@ -15,7 +15,7 @@ import _warm
 import pytest
 import torch.utils.data as torch_data
 from _folders import HELPERS
-from _ranks import GLOBAL_BATCH, NUM_EPOCHS, NUM_SAMPLES, NUM_STEPS, TAILS
+from _ranks import GLOBAL_BATCH, NUM_EPOCHS, NUM_SAMPLES, NUM_STEPS
 
 from spdl_torch import DataLoader
 from spdl_torch.loader.sampling.distributed_sampler import DistributedSampler
@@ -86,59 +86,19 @@ def order_of(length, epoch=0):
     return list(sampler)
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    """What every rank of 3 saw."""
-    folder = tmp_path_factory.mktemp("ranks")
-    run_ranks(3, PROGRAM, "shares", folder)
-    return seen_by_ranks(folder, 3)
-
-
-@pytest.mark.parametrize("loader", ["torch", "ours"])
-@pytest.mark.parametrize("tail", TAILS)
-def test_every_sample_is_on_one_rank(ranks, loader, tail):
-    """With both loaders, in two epochs of different orders, each tail as it says."""
-    length, world = NUM_SAMPLES + 1, len(ranks)
-    for epoch in range(NUM_EPOCHS):
-        order = order_of(length, epoch)
-        expected = {
-            "drop": order[: length - length % world],
-            "pad": order + order[: -length % world],
-            "uneven": order,
-        }[tail]
-        assert together(ranks, f"{tail} {loader} {epoch}") == sorted(expected)
-        steps = {len(seen[f"{tail} {loader} {epoch}"]) for seen in ranks}
-        assert len(steps) == 1 or tail == "uneven"
-    assert order_of(length, 0) != order_of(length, 1)
-
-
-@pytest.mark.parametrize("tail", TAILS)
-def test_pipeline_is_shared_out(ranks, tail):
-    """The process group's ranks, each with its part of the source."""
-    length, world = NUM_SAMPLES + 1, len(ranks)
-    whole, rest = divmod(length, world)
-    had = together(ranks, f"{tail} pipeline")
-    if tail == "drop":
-        assert had == [*range(whole * world)]
-    else:
-        repeated = range(-length % world if tail == "pad" else 0)
-        assert had == sorted([*range(length), *repeated])
-    sizes = [len(indices_of(seen[f"{tail} pipeline"])) for seen in ranks]
-    if tail == "uneven":
-        assert sizes == [whole + 1] * rest + [whole] * (world - rest)
-    else:
-        assert len(set(sizes)) == 1
-
-
-def test_rank_is_known_to_a_sampler_made_before_the_group(ranks):
-    """Asked for when it is needed."""
-    assert [seen["rank"] for seen in ranks] == [[rank, len(ranks)] for rank in range(len(ranks))]
-
-
-def test_evaluation_is_exact_when_ranks_must_make_equal_steps(ranks):
-    """Padded samples are known and left out: sum and number are those of one process."""
-    data = range(NUM_SAMPLES + 1)
-    assert [seen["evaluated"] for seen in ranks] == [[sum(data), len(data)]] * len(ranks)
+def test_ranks_of_a_process_group_share_what_there_is(tmp_path):
+    """With a sampler that was made before the group, which torchrun's environment tells its rank,
+    and in a pipeline. An evaluation in equal steps is exact: padded samples are known."""
+    world, data = 3, range(NUM_SAMPLES + 1)
+    run_ranks(world, PROGRAM, "shares", tmp_path)
+    ranks = seen_by_ranks(tmp_path, world)
+    assert [seen["rank"] for seen in ranks] == [[rank, world] * 2 for rank in range(world)]
+    turns = itertools.zip_longest(*(indices_of(seen["loader"]) for seen in ranks))
+    assert [each for turn in turns for each in turn if each is not None] == order_of(len(data))
+    assert together(ranks, "pipeline") == [*data]
+    sizes = [len(indices_of(seen["pipeline"])) for seen in ranks]
+    assert max(sizes) - min(sizes) == 1
+    assert [seen["evaluated"] for seen in ranks] == [[sum(data), len(data)]] * world
 
 
 def test_training_goes_on_when_a_rank_was_killed(tmp_path):
