@@ -1,6 +1,7 @@
-"""Batches on a device that is as late as CUDA allows: what moves itself, and memory that is lent.
+"""Batches on a device that is as late as CUDA allows: what moves itself or was made there, and
+memory that is lent.
 
-What a loader packs, or has on the device already, is in test_on_a_gpu.py, in the same orders.
+What a loader packs is in test_on_a_gpu.py, in the same orders.
 """
 
 from __future__ import annotations
@@ -147,6 +148,31 @@ def copied(source, non_blocking=False):
     return target
 
 
+class There(Plain):
+    """A tensor that is on the device."""
+
+    is_cuda = True
+
+
+def made_on_the_device(device):
+    """By a worker, on the default stream; the loop works on another one, and lets go at once."""
+    readings, copies, sources = [], Transfer("cuda"), [pinned(value) for value in range(12)]
+    side = device.Stream(0)
+    for value, source in enumerate(sources):
+        made = device.empty(LARGE)
+        device.copy_later(made.data_ptr(), source.data_ptr(), LARGE)
+        staged = on_another_thread(copies.stage, [made.as_subclass(There)])
+        del made
+        with device.stream(side):
+            (batch,) = staged.receive()
+            readings.append((device.read(batch), value))
+        del staged, batch
+        device.step()
+    found = judged(device, readings, [])
+    sources.clear()
+    return found
+
+
 def on_another_thread(function, *args):
     """What it returns, when the thread has let go of everything."""
     result = result_of(in_thread(function, *args))
@@ -225,7 +251,10 @@ class Pinned(Graph):
         return self if is_locked else Pinnable(self.tensor).pin_memory()
 
 
-SCENARIOS = [done_on_return, moved_by_themselves, moved_by_themselves_from_memory_that_is_lent]
+SCENARIOS = [
+    *(done_on_return, made_on_the_device, moved_by_themselves),
+    moved_by_themselves_from_memory_that_is_lent,
+]
 
 
 def problems_of(scenario, order, monkeypatch):

@@ -50,6 +50,45 @@ def pipeline_of(length, **options):
     )
 
 
+class LateSampler(torch_data.DistributedSampler):
+    """torch's, made before the process group as users of Lightning have to."""
+
+    def __init__(self, data):
+        super().__init__(data, 2, int(os.environ.get("LOCAL_RANK", 0)), seed=3)
+
+
+class RanklessStream(torch_data.IterableDataset):
+    """Knows nothing of ranks."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __iter__(self):
+        return iter(range(self.length))
+
+
+KINDS = {
+    "plain": lambda data: loader(data, shuffle=True),
+    "torch's sampler": lambda data: loader(data, sampler=LateSampler(data)),
+    "our sampler": lambda data: loader(data, sampler=sampler_of(data)),
+    "bare pipeline": lambda data: pipeline_of(len(data)),
+    "pipeline": lambda data: spdl_torch.DataLoader(pipeline_of(len(data)), batch_size=None),
+    "stream": lambda data: loader(RanklessStream(len(data))),
+}
+SHARED = {
+    "lightning": ("plain", "torch's sampler", "our sampler", "bare pipeline", "pipeline"),
+    "fabric": ("plain", "our sampler", "pipeline"),
+    "accelerate": ("plain", "torch's sampler", "our sampler", "pipeline", "stream"),
+    "ray": ("plain", "our sampler", "prepared", "bare pipeline", "by Ray itself"),
+}
+"""What each trainer shares out."""
+
+
+def loaders_for(trainer, data):
+    """A loader of each kind."""
+    return {kind: KINDS[kind](data) for kind in SHARED[trainer]}
+
+
 def epochs_of(loaders, prepare, inner=lambda prepared: prepared):
     """What each loader gives in each epoch once it is prepared, and whose class it then is; inner:
     where that is found."""
@@ -184,13 +223,7 @@ def lightning(folder):
     options = {"max_epochs": NUM_EPOCHS, "num_sanity_val_steps": 0, **dict.fromkeys(names, False)}
     trainer = pl.Trainer(accelerator="cpu", devices=2, strategy="ddp", **options)
     model = Model()
-    training = {
-        "plain": loader(data, shuffle=True),
-        "torch's sampler": loader(data, sampler=LateSampler(data)),
-        "our sampler": loader(data, sampler=sampler_of(data)),
-        "bare pipeline": pipeline_of(NUM_SAMPLES),
-        "pipeline": spdl_torch.DataLoader(pipeline_of(NUM_SAMPLES), batch_size=None),
-    }
+    training = loaders_for("lightning", data)
     trainer.fit(model, training)
     caches.append(cached(data))  # with a process group
     model.seen["caches"] = [kept_by(kept).folder for kept in caches]
@@ -203,13 +236,6 @@ def lightning(folder):
     write(folder, trainer.global_rank, model.seen)
 
 
-class LateSampler(torch_data.DistributedSampler):
-    """torch's, made before the process group as users of Lightning have to."""
-
-    def __init__(self, data):
-        super().__init__(data, 2, int(os.environ.get("LOCAL_RANK", 0)), seed=3)
-
-
 def accelerate(folder):
     """Loaders that Accelerate shares out, those that are shared out already, and an evaluation."""
     from accelerate import Accelerator as TheirAccelerator
@@ -220,13 +246,7 @@ def accelerate(folder):
     accelerator = Accelerator(cpu=True)
     data = range(NUM_SAMPLES + 2)
     torch.manual_seed(accelerator.process_index)  # Accelerate has to agree on an order
-    loaders = {
-        "plain": loader(data, shuffle=True),
-        "torch's sampler": loader(data, sampler=torch_data.DistributedSampler(data, seed=3)),
-        "our sampler": loader(data, sampler=sampler_of(data)),
-        "pipeline": spdl_torch.DataLoader(pipeline_of(len(data)), batch_size=None),
-        "stream": loader(RanklessStream()),
-    }
+    loaders = loaders_for("accelerate", data)
     seen = epochs_of(loaders, accelerator.prepare, lambda prepared: prepared.base_dataloader)
     report = accelerator.prepare(loaders["plain"]).report
     seen["figures"] = len(report().stats.stages) if list(report.__self__) else 0
@@ -246,12 +266,7 @@ def fabric(folder):
     torch.set_num_threads(1)
     fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
     fabric.launch()
-    data = range(NUM_SAMPLES)
-    loaders = {
-        "plain": loader(data, shuffle=True),
-        "our sampler": loader(data, sampler=sampler_of(data)),
-        "pipeline": spdl_torch.DataLoader(pipeline_of(NUM_SAMPLES), batch_size=None),
-    }
+    loaders = loaders_for("fabric", range(NUM_SAMPLES))
     seen = epochs_of(loaders, fabric.setup_dataloaders, lambda prepared: prepared._dataloader)
     write(folder, fabric.global_rank, seen)
 
@@ -268,13 +283,6 @@ def resume_with(accelerator, prepare_data_loader, data):
     prepared = prepare_data_loader(accelerator, loader(data, sampler=sampler))
     prepared.set_epoch(state["epoch"])
     return batches + numbers_of(prepared)
-
-
-class RanklessStream(torch_data.IterableDataset):
-    """Knows nothing of ranks."""
-
-    def __iter__(self):
-        return iter(range(NUM_SAMPLES + 2))
 
 
 def ray(folder):

@@ -23,7 +23,7 @@ from test_surface import MODULES, lists
 from torch.utils.data import DataLoader as TorchLoader, TensorDataset
 
 import spdl_torch
-from spdl_torch.__main__ import _parser, main
+from spdl_torch.__main__ import main
 
 BESIDE = [ROOT / page for page in ("README.md", ".github/CONTRIBUTING.md", "examples/README.md")]
 BENCHMARK = ROOT / "examples" / "bench" / "README.md"
@@ -218,16 +218,6 @@ def parameters(function):
     return [name for name in names if name != "self" and not name.startswith("_")]
 
 
-def options(parser):
-    """Commands and options of the command line."""
-    for action in parser._actions:
-        yield from action.option_strings
-        if isinstance(action.choices, dict):  # of its commands, whose parsers these are
-            for command, subparser in action.choices.items():
-                yield command
-                yield from options(subparser)
-
-
 def public_members(cls):
     """Methods and properties of a class that have no underscore."""
     return [name for name in vars(cls) if not name.startswith("_")]
@@ -266,11 +256,19 @@ def what_is_public(module, names):
             yield from (n for n, v in vars(value).items() if isinstance(v, property))
 
 
+def commands_and_options():
+    """Of the command line."""
+    for each in lists()["commands"]:
+        command, _, argument = each.partition(" ")
+        if not argument or argument.startswith("--"):
+            yield argument or command
+
+
 PUBLIC = {
     **{each: list(what_is_public(each, lists()[each])) for each in MODULES},
     "DataLoader": parameters(spdl_torch.DataLoader.__init__),
-    "the command line": list(options(_parser())),
-    "the benchmark": list(options(benchmark.parser())),
+    "the command line": ["--version", *commands_and_options()],
+    "the benchmark": [name for a in benchmark.parser()._actions for name in a.option_strings],
 }
 
 

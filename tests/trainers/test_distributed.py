@@ -15,7 +15,7 @@ import _warm
 import pytest
 import torch.utils.data as torch_data
 from _folders import HELPERS
-from _ranks import GLOBAL_BATCH, NUM_EPOCHS, NUM_SAMPLES, NUM_STEPS
+from _ranks import GLOBAL_BATCH, NUM_EPOCHS, NUM_SAMPLES, NUM_STEPS, SHARED
 
 from spdl_torch import DataLoader
 from spdl_torch.loader.sampling.distributed_sampler import DistributedSampler
@@ -154,14 +154,6 @@ def seen_under(tmp_path_factory):
         return seen_by_ranks(folder, 2)
 
     return seen
-
-
-SHARED = {
-    "lightning": ("plain", "torch's sampler", "our sampler", "bare pipeline", "pipeline"),
-    "fabric": ("plain", "our sampler", "pipeline"),
-    "accelerate": ("plain", "torch's sampler", "our sampler", "pipeline", "stream"),
-    "ray": ("plain", "our sampler", "prepared", "bare pipeline", "by Ray itself"),
-}
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import re
 import sqlite3
 import sys
 from contextlib import closing, contextmanager
+from functools import partial
 
 import _warm
 import pytest
@@ -48,9 +49,9 @@ STAGE_KEYS = {
 }
 
 
-def ours():
+def ours(**options):
     """Four batches of three."""
-    return DataLoader(Points(), batch_size=3, num_workers=2)
+    return DataLoader(Points(), batch_size=3, num_workers=2, **options)
 
 
 def streamed(length=12):
@@ -332,19 +333,33 @@ def runs_in(path):
         return connection.execute(query).fetchall()
 
 
-@pytest.mark.parametrize("every", [0, 3])
-def test_totals_of_the_file_are_what_was_loaded(tmp_path, every):
-    """To the item, however often figures are logged; the sanity check is left out."""
-    monitor = monitors.PipelineStatsMonitor(db_path=tmp_path / "s.db")
-    runs = trainer(tmp_path, monitor, log_every_n_steps=every, val_check_interval=2)
-    runs.fit(modules.Diary(), ours(), ours())
+COUNTED = {
+    # Training's loader, that of validation where it is another, and how often that comes.
+    "none": (lambda: DataLoader(Points(), batch_size=3), None, 2),
+    "workers": (ours, None, 2),
+    "persistent": (partial(ours, persistent_workers=True), None, 1.0),
+    "pipeline": (streamed, None, 1.0),
+    "two": (ours, ours, 2),
+}
+
+
+@pytest.mark.parametrize("every", [0, 1, 3])
+@pytest.mark.parametrize("kind", COUNTED)
+def test_file_and_windows_have_what_was_loaded(tmp_path, kind, every):
+    """To the item, of training and of validation, also where one loader serves both, and however
+    often figures are logged; the sanity check is left out."""
+    make, other, interval = COUNTED[kind]
+    loader, monitor = make(), monitors.PipelineStatsMonitor(db_path=tmp_path / "s.db")
+    runs = trainer(tmp_path, monitor, log_every_n_steps=every, val_check_interval=interval)
+    with logged_lengths(monitor) as lengths:
+        runs.fit(modules.Diary(), loader, loader if other is None else other())
     assert pipelines_of_file(tmp_path / "s.db") == {0: "train", 1: "val"}
-    assert num_loaded(tmp_path / "s.db") == {
-        "0:1:fetch[2]": 24,
-        "0:2:collate[2]": 8,
-        "1:1:fetch[2]": 48,
-        "1:2:collate[2]": 16,
-    }
+    loaded = list(num_loaded(tmp_path / "s.db").values())
+    training, validation = loaded[: len(loaded) // 2], loaded[len(loaded) // 2 :]
+    assert training == [24, 8, 8][: len(training)]
+    validations = 2 if interval == 2 else 1
+    assert validation == [validations * count for count in training]
+    assert sum(lengths) <= 8
     for row in query_task_stats(tmp_path / "s.db"):
         assert min(row["elapsed"], row["num_tasks"], row["busy_time"], row["ave_time"]) >= 0
     assert runs_in(tmp_path / "s.db") == [(0, 1, 1, "fit")]
@@ -365,30 +380,6 @@ def test_every_pass_of_a_loader_that_starts_again_is_in_the_file(tmp_path, short
     of_short = [count for name, count in loaded.items() if name.startswith("1:")]
     assert (of_short[0], of_short[-1]) == (54, 18)
     assert watchers_of(pair["short"]) == ()
-
-
-@pytest.mark.parametrize(
-    ("make", "validations", "every"),
-    [
-        (lambda: DataLoader(Points(), batch_size=3), 2, 3),
-        (lambda: DataLoader(Points(), batch_size=3, num_workers=2), 2, 1),
-        (lambda: DataLoader(Points(), batch_size=3, num_workers=1, persistent_workers=True), 1, 3),
-        (streamed, 1, 1),
-    ],
-    ids=["none", "workers", "persistent", "pipeline"],
-)
-def test_loader_of_training_and_validation_counts_once_in_each(tmp_path, make, validations, every):
-    """In the file and in the windows."""
-    loader, monitor = make(), monitors.PipelineStatsMonitor(db_path=tmp_path / "s.db")
-    interval = 1.0 if validations == 1 else 2
-    runs = trainer(tmp_path, monitor, log_every_n_steps=every, val_check_interval=interval)
-    with logged_lengths(monitor) as lengths:
-        runs.fit(modules.Diary(), loader, loader)
-    loaded = list(num_loaded(tmp_path / "s.db").values())
-    training, validation = loaded[: len(loaded) // 2], loaded[len(loaded) // 2 :]
-    assert training == [24, 8, 8][: len(training)]
-    assert validation == [validations * count for count in training]
-    assert sum(lengths) <= 8
 
 
 def test_every_call_of_the_trainer_is_a_run(tmp_path):
