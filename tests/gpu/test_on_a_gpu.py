@@ -25,7 +25,7 @@ from _gpus import (
     num_wrong,
     torchs,
 )
-from _lazy_device import LazyStream
+from _lazy_device import LazyStream, slabs
 from _loader_helpers import no_thread_left
 from _videos import KINDS, write_video
 from torch.utils.data import DataLoader as TorchLoader, Dataset, TensorDataset
@@ -42,7 +42,6 @@ from spdl_torch.io import (
     uniform_frames,
 )
 from spdl_torch.io._transfer import cuda, runtime
-from spdl_torch.io._transfer.slabs import Slab
 from spdl_torch.measuring.photographs import write_photographs
 from spdl_torch.pipeline import PipelineBuilder
 
@@ -202,7 +201,7 @@ def test_batches_of_processes_are_whole(gpu, options):
         pytest.param("cuda", torch.Tensor, "record_stream", marks=CUDA.marks),
         ("late", torch.Tensor, "record_stream"),
         ("model", LazyStream, "wait_event"),
-        ("late", Slab, "wait"),
+        ("late", slabs.Slab, "wait"),
     ],
     indirect=["gpu"],
 )
