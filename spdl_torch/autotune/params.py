@@ -7,6 +7,7 @@ import warnings
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ..checks import check_whole
 from ..engine.ops import OpKind
 from ..machine.limits import limits_given
 from ..pipeline.builder import PipelineBuilder
@@ -21,7 +22,7 @@ from .estimate import (
     size_in_dataset,
     size_in_pipeline,
 )
-from .tuning import PipelineTuner, Tuning, check_counts, check_shares, manual_call
+from .tuning import PipelineTuner, Tuning, check_shares, manual_call
 from .workers import AutoWorkers
 
 if TYPE_CHECKING:
@@ -55,14 +56,14 @@ class PerfParams:
     """The options of tuning while running; None = no tuning."""
 
     def __post_init__(self) -> None:
-        check_counts("PerfParams", {"num_workers": self.num_workers}, least=0)
-        numbers = {
+        check_whole("PerfParams", num_workers=self.num_workers, least=0, optional=True)
+        numbers: dict[str, Any] = {
             "prefetch_factor": self.prefetch_factor,
             "num_threads": self.num_threads,
             **{f"concurrency of {name!r}": n for name, n in self.concurrency.items()},
             **{f"buffer_size of {name!r}": n for name, n in self.buffer_size.items()},
         }
-        check_counts("PerfParams", numbers)
+        check_whole("PerfParams", optional=True, **numbers)
 
     @classmethod
     def manual(
@@ -150,8 +151,8 @@ class PerfParams:
             sets no bound.
         """
         limits = limits_given(num_cores, memory_bytes, local_world_size)
-        counts = {"batch_size": batch_size, "prefetch_factor": prefetch_factor}
-        check_counts(WHERE, {**counts, "element_bytes": element_bytes})
+        check_whole(WHERE, prefetch_factor=prefetch_factor)
+        check_whole(WHERE, batch_size=batch_size, element_bytes=element_bytes, optional=True)
         check_shares(WHERE, cpu_util=cpu_util, memory_util=memory_util)
         # The tiny term makes up for 0.29 * 100 being a little less than 29.
         cores = max(1, int(limits.own_cores * cpu_util + 1e-9))

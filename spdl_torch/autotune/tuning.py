@@ -9,6 +9,7 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..checks import check_whole
 from ..machine.limits import Limits, limits_given
 from ..machine.probes import probe_counters
 from ..machine.readings import probes_between
@@ -37,17 +38,6 @@ _LONGEST = 5
 """The factor by which a window may be extended if too few items come."""
 
 
-def check_counts(
-    where: str, counts: Mapping[str, int | None], *, least: int = 1, what: str = "an int"
-) -> None:
-    """Refuse what is neither None nor a whole number of at least ``least``."""
-    for name, count in counts.items():
-        if count is not None and (isinstance(count, bool) or not isinstance(count, int)):
-            raise TypeError(f"{where}: {name} must be {what}, got {count!r}.")
-        if count is not None and count < least:
-            raise ValueError(f"{where}: {name} must be >= {least}, got {count}.")
-
-
 def check_shares(where: str, /, **shares: float) -> None:
     """Refuse what is no share."""
     for name, share in shares.items():
@@ -72,7 +62,7 @@ class Tuning:
 
     def __post_init__(self) -> None:
         where = "PerfParams.auto"
-        check_counts(where, {"max_threads": self.max_threads}, what="an int or None")
+        check_whole(where, max_threads=self.max_threads, optional=True)
         check_shares(where, cpu_util=self.cpu_util, memory_util=self.memory_util)
         if not self.window_seconds > 0:
             raise ValueError(f"{where}: window_seconds must be > 0, got {self.window_seconds!r}.")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.utils.data import IterableDataset
 
+from ..checks import check_whole
 from ..engine.definition import BuildOptions, StageSpec, default_buffer_size
 from ..engine.ops import OpKind
 from ..engine.recorder import FlightRecorder, new_pipeline_number
@@ -109,7 +110,7 @@ class PipelineDataset(IterableDataset[T_co]):
         stats: bool = True,
         tuner: Tuner | None = None,
     ) -> None:
-        _check_length(length)
+        check_whole("PipelineDataset", length=length, least=0, optional=True)
         check_tail(tail, "PipelineDataset")
         check_device(device, "PipelineDataset")
         if not callable(getattr(builder, "get_config", None)):
@@ -141,8 +142,7 @@ class PipelineDataset(IterableDataset[T_co]):
         """Set the number of the next pass, which a source with ``set_epoch`` gets for its shuffle;
         later passes count on from there.
         """
-        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
-            raise ValueError(f"set_epoch: epoch must be an int >= 0, got {epoch!r}.")
+        check_whole("set_epoch", epoch=epoch, least=0)
         self._state.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[T_co]:
@@ -495,10 +495,3 @@ def _check_source(spec: PipelineSpec[Any]) -> None:
             "PipelineDataset: the source must not be continuous, since every pass runs the "
             "pipeline once. Leave continuous=True out, or iterate over what build() returns."
         )
-
-
-def _check_length(length: object) -> None:
-    if length is not None and (
-        isinstance(length, bool) or not isinstance(length, int) or length < 0
-    ):
-        raise ValueError(f"PipelineDataset: length must be an int >= 0 or None, got {length!r}.")

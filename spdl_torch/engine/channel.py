@@ -25,6 +25,7 @@ from collections import deque
 from time import perf_counter, perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
+from ..checks import check_whole
 from ..locks import RLock
 from ..machine.histogram import Histogram
 from ..scopes import scope
@@ -172,8 +173,7 @@ class Channel(Generic[T]):
         """``marks``: the types of what passes among the items and is none: it takes room, and no
         statistic counts it.
         """
-        if capacity < 1:
-            raise ValueError(f"Channel: capacity must be >= 1, got {capacity}.")
+        check_whole("Channel", capacity=capacity)
         self.capacity = capacity
         """The number of items that may wait, bursts aside."""
         self._most = self._room = capacity  # with bursts: ever, and now

@@ -10,6 +10,7 @@ from numbers import Real
 from types import AsyncGeneratorType, GeneratorType, GenericAlias
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
+from ..checks import check_whole
 from ..shown_text import printable_line
 from .ops import OpKind, as_op, locate, name_of, runs_on_one_thread
 
@@ -94,9 +95,9 @@ class StageSpec:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", printable_line(self.name))
-        _check_positive(f"stage {self.name!r}: concurrency", self.concurrency)
+        check_whole(f"stage {self.name!r}", concurrency=self.concurrency)
         if self.buffer_size is not None:
-            _check_positive(f"stage {self.name!r}: buffer_size", self.buffer_size)
+            check_whole(f"stage {self.name!r}", buffer_size=self.buffer_size)
         check_max_failures(self.max_failures, f"stage {self.name!r}")
         if self.output_order not in ("completion", "input"):
             raise ValueError(
@@ -163,7 +164,7 @@ class SinkSpec:
     __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)
 
     def __post_init__(self) -> None:
-        _check_positive("add_sink: buffer_size", self.buffer_size)
+        check_whole("add_sink", buffer_size=self.buffer_size)
 
     def __str__(self) -> str:
         return f"sink(buffer_size={self.buffer_size})"
@@ -221,13 +222,6 @@ def check_max_failures(limit: MaxFailures | None, where: str) -> None:
 def _check_part(field: str, part: object, kind: type, expected: str) -> None:
     if not isinstance(part, kind):
         raise TypeError(f"PipelineSpec: {field} must be {expected}, got {type(part).__name__}.")
-
-
-def _check_positive(what: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{what} must be an int, got {value!r}.")
-    if value < 1:
-        raise ValueError(f"{what} must be >= 1, got {value}.")
 
 
 def Pipe(
@@ -306,10 +300,7 @@ def Aggregate(input: int | Aggregator, /, *, drop_last: bool = False) -> StageSp
             kind=OpKind.AGGREGATOR,
             drop_last=drop_last,
         )
-    if isinstance(input, bool) or not isinstance(input, int):
-        raise TypeError(f"aggregate: n must be an int or an Aggregator, got {input!r}.")
-    if input < 1:
-        raise ValueError(f"aggregate: n must be >= 1, got {input}.")
+    check_whole("aggregate", n=input)
     return StageSpec(
         name=f"aggregate({input})",
         op=list,

@@ -12,6 +12,7 @@ import logging
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
+from ..checks import check_whole
 from ..errors import PipelineFailure, PipelineStopped
 from ..locks import RLock
 from ..machine.probes import join_probing
@@ -110,10 +111,9 @@ class Run:
         """Return a channel of ``num_threads`` tokens, of which each task on a thread takes one;
         None where the stages' own limits are lower."""
         num_threads = self.options.num_threads
+        check_whole("build", num_threads=num_threads, optional=True)
         if num_threads is None:
             return None
-        if num_threads < 1:
-            raise ValueError(f"build: num_threads must be >= 1 or None, got {num_threads}.")
         on_threads = (each for each in self.spec.pipes if each.executor is None)
         most_tasks = sum(stage.concurrency for stage in on_threads if not stage.is_async)
         if num_threads >= most_tasks and not self.is_adjustable:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 import torch
 from torch import Tensor
 
+from ..checks import check_whole
 from ..scopes import scope
 
 if TYPE_CHECKING:
@@ -37,8 +38,7 @@ class CPUStorage:
     """
 
     def __init__(self, size: int, pin_memory: bool = True) -> None:
-        if size < 1:
-            raise ValueError(f"cpu_storage: size must be >= 1 byte, got {size}.")
+        check_whole("cpu_storage", size=size)
         if pin_memory and not torch.cuda.is_available():
             raise RuntimeError(
                 "cpu_storage: pinned memory needs CUDA, and torch finds none here. Pass "

@@ -9,6 +9,8 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..checks import check_whole
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -47,10 +49,8 @@ class Limits:
     def __post_init__(self) -> None:
         if not self.num_cores > 0:
             raise ValueError(f"Limits: num_cores must be > 0, got {self.num_cores!r}.")
-        if self.memory_bytes is not None and self.memory_bytes < 0:
-            raise ValueError(f"Limits: memory_bytes must be >= 0, got {self.memory_bytes!r}.")
-        if self.local_world_size < 1:
-            raise ValueError(f"Limits: local_world_size must be >= 1, got {self.local_world_size}.")
+        check_whole("Limits", memory_bytes=self.memory_bytes, least=0, optional=True)
+        check_whole("Limits", local_world_size=self.local_world_size)
 
     @classmethod
     def of_this_machine(cls) -> Limits:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, TypeVar
 
+from ..checks import check_whole
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -28,8 +30,7 @@ def cache_iterator(
     Raises: ValueError: a number that leaves no item to cache, or to repeat.
     """
     run_for = num_caches if return_caches_after is None else return_caches_after
-    if num_caches < 1:
-        raise ValueError(f"cache_iterator: num_caches must be >= 1, got {num_caches}.")
+    check_whole("cache_iterator", num_caches=num_caches)
     if run_for < num_caches:
         raise ValueError(
             f"cache_iterator: return_caches_after must be >= num_caches, which is {num_caches}, "

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
+from ..checks import check_whole
 from ..loader.backends.dataset_copies import own_copy, rebound
 from ..loader.backends.worker_thread import acting_as_worker
 from ..loader.dataloader import DataLoader
@@ -87,11 +88,8 @@ def assert_thread_safe(
         ValueError: a number < 1, or fewer than two workers. TypeError: no such dataset.
         Whatever the dataset raises when it is loaded alone.
     """
-    numbers = {"num_workers": num_workers, "num_batches": num_batches, "num_rounds": num_rounds}
-    for name, number in numbers.items():
-        least = 2 if name == "num_workers" else 1
-        if number < least:
-            raise ValueError(f"assert_thread_safe: {name} must be >= {least}, got {number!r}.")
+    check_whole("assert_thread_safe", num_workers=num_workers, least=2)
+    check_whole("assert_thread_safe", num_batches=num_batches, num_rounds=num_rounds)
     if not isinstance(dataset, IterableDataset) and not hasattr(dataset, "__len__"):
         raise TypeError(
             "assert_thread_safe: dataset must have __getitem__ and __len__, or be an "

@@ -340,8 +340,8 @@ def test_repr_shows_every_stage():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"length": -1}, "length must be an int >= 0 or None, got -1"),
-        ({"length": 2.0}, "length must be an int >= 0 or None, got 2.0"),
+        ({"length": -1}, "length must be >= 0 or None, got -1"),
+        ({"length": 2.0}, "length must be an int or None, got 2.0"),
         ({"rank": 0}, "num_replicas and rank go together, got None and 0"),
         ({"num_replicas": 2}, "num_replicas and rank go together, got 2 and None"),
         ({"num_replicas": 2, "rank": 2}, "rank must be between 0 and 1, got 2"),
@@ -349,10 +349,10 @@ def test_repr_shows_every_stage():
 )
 def test_argument_is_refused_when_it_makes_no_sense(options, message):
     """At construction, not in the first pass."""
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         dataset_of([1], **options)
     for epoch in (-1, 1.0, True, "1"):
-        with pytest.raises(ValueError, match="set_epoch: epoch must be an int >= 0"):
+        with pytest.raises((TypeError, ValueError), match="set_epoch: epoch must be "):
             dataset_of([1]).set_epoch(epoch)
 
 

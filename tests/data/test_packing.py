@@ -537,7 +537,7 @@ def test_mixture_of_streams_can_be_packed():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: pack([[1]], 0, size_of=[1]), ValueError, "budget must be an int >= 1, got 0"),
+        (lambda: pack([[1]], 0, size_of=[1]), ValueError, "budget must be >= 1, got 0"),
         (
             lambda: pack([[1]] * 3, 4, size_of=[1, 9, 8]),
             ValueError,

@@ -156,7 +156,7 @@ def test_argument_is_refused_when_it_makes_no_sense(options, error, message):
     with pytest.raises(error, match=message):
         DistributedSampler(**{"dataset": 10, **options})
     for epoch in (-1, 1.0, True):  # a loop variable that went wrong
-        with pytest.raises(ValueError, match="epoch must be an int >= 0"):
+        with pytest.raises((TypeError, ValueError), match="epoch must be "):
             DistributedSampler(3).set_epoch(epoch)
 
 

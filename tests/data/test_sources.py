@@ -4,6 +4,7 @@ import copy
 import os
 import pickle
 import random
+import re
 from itertools import chain, islice, product
 
 import fsspec
@@ -279,9 +280,26 @@ def test_arguments_are_checked(root, kind):
         source.set_epoch(-1)
     with pytest.raises(ValueError, match="start must be >= 0, got -1"):
         source.iterate(-1)
+    for wrong in ("1", 1.5, None, True):
+        for call in (
+            source.set_epoch,
+            source.iterate,
+            source.shuffle,
+            lambda n: source.shard(n, 2),
+        ):
+            with pytest.raises(TypeError, match=rf"must be an int, got {re.escape(repr(wrong))}"):
+                call(wrong)
     if kind != "list":
         with pytest.raises(ValueError, match="buffer_size must be >= 1 or None, got 0"):
             source.shuffle(0, 0)
+
+
+@pytest.mark.parametrize("kind", [Files, TarShards])
+@pytest.mark.parametrize("given", [5, [5], None])
+def test_what_is_no_name_is_refused(kind, given):
+    """With what was given, in place of what the system says of it."""
+    with pytest.raises(TypeError, match=rf"^{kind.__name__}: expected a path or a URL, or a list"):
+        kind(given)
 
 
 @pytest.fixture

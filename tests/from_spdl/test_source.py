@@ -134,7 +134,7 @@ ONE = (DistributedRandomSampler,)
     ("kinds", "n", "options", "complaint"),
     [
         (BOTH, 0, {}, "n must be >= 1, got 0"),
-        (BOTH, 2.5, {}, "integer"),
+        (BOTH, 2.5, {}, "n must be an int"),
         (BOTH, 9, {"world_size": 0}, "world_size must be >= 1, got 0"),
         (BOTH, 9, {"rank": 2}, "rank must be between 0 and 1, got 2"),
         (BOTH, 9, {"rank": -1}, "rank must be between 0 and 1, got -1"),

@@ -117,7 +117,7 @@ def test_storage_is_written_over(files):
     if not torch.cuda.is_available():
         with pytest.raises(RuntimeError, match=r"pinned memory needs CUDA.*pin_memory=False"):
             cpu_storage(8)
-    with pytest.raises(ValueError, match="size must be >= 1 byte, got 0"):
+    with pytest.raises(ValueError, match="size must be >= 1, got 0"):
         cpu_storage(0, False)
 
 

@@ -305,7 +305,7 @@ def filtered(description):
             ValueError,
             r"must be 1 to .*, got 16000\.0",
         ),
-        (partial(uniform_frames, 2.5), ValueError, "num_frames must be >= 1, an int, got 2.5"),
+        (partial(uniform_frames, 2.5), TypeError, "num_frames must be an int, got 2.5"),
         (partial(load_clip, EXAMPLE, [0.1]), TypeError, r"load_clip: sampler must be a function"),
         (partial(load_clip_batch, "a.mp4", uniform_frames(2)), TypeError, "list of sources, got"),
         (lambda: convert_frames([]), ValueError, "at least one"),

@@ -300,7 +300,7 @@ def test_pause_of_the_consumer_is_left_out_of_a_window():
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"max_threads": 0}, "max_threads must be >= 1, got 0"),
+        ({"max_threads": 0}, "max_threads must be >= 1 or None, got 0"),
         ({"max_threads": 2.5}, "max_threads must be an int or None, got 2.5"),
         ({"cpu_util": 0}, "cpu_util must be a share above 0"),
         ({"memory_util": 1.5}, "memory_util must be a share above 0, at most 1, got 1.5"),

@@ -296,7 +296,7 @@ def test_collate_is_aggregate():
         (lambda: config_of([], same), TypeError, "pipes must be what Pipe, .*, got function"),
         (lambda: PipelineSpec(SourceSpec([]), [], 3), TypeError, "sink must be a SinkSpec, got"),
         (lambda: SourceSpec(7), TypeError, "expected an iterable or an async iterable, got int"),
-        (lambda: Aggregate("3"), TypeError, "n must be an int or an Aggregator, got '3'"),
+        (lambda: Aggregate("3"), TypeError, "n must be an int, got '3'"),
         (lambda: replace(Aggregate(3), concurrency=2), ValueError, "must be 1 for an aggregate"),
     ],
 )

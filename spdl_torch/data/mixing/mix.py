@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from torch.utils.data import IterableDataset
 
+from ...checks import check_whole
 from ...loader.sampling.sampler_chain import divides_itself
 from ..sources import as_source
 from ..sources._base import seed_of
@@ -101,8 +102,7 @@ def _check_arguments(sources: Any, seed: Any, stop: Any) -> None:
     for name in sources:
         if not isinstance(name, str):
             raise TypeError(f"mix: the names of the sources must be text, got {name!r}.")
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise TypeError(f"mix: seed must be an int, got {seed!r}.")
+    check_whole("mix", seed=seed, least=-math.inf)
     if stop not in get_args(Stop):
         raise ValueError(f'mix: stop must be "first", "all" or "never", got {stop!r}.')
 

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.utils.data import Dataset
 
+from ...checks import check_whole
 from ...errors import UnsupportedOptionError
 from ...loader.error_notes import add_thread_note
 from ...loader.fetching.samples import takes_batches
 from ...loader.rng.streams import borrowers_in, contexts_of_part
 from ...loader.sampling.distributed_sampler import DistributedSampler
-from ..sources._base import DataSource, check_start, checked_epoch, seed_of
+from ..sources._base import DataSource, check_start, seed_of
 from .plan import MAX_POSITIONS, MixturePlan, Positions
 
 if TYPE_CHECKING:
@@ -126,7 +127,8 @@ class Mixture(Dataset[T_co]):
         """Choose the epoch of the next iteration, for a pipeline; running ones keep theirs.
         Positions, and so a loader, do not depend on it. Raises: ValueError: ``epoch`` < 0.
         """
-        self._epoch = checked_epoch(self, epoch)
+        check_whole("Mixture.set_epoch", epoch=epoch, least=0)
+        self._epoch = int(epoch)
 
     def iterate(self, start: int = 0) -> Iterator[T_co]:
         """Iterate over the epoch that is set from its ``start``-th sample on, at once.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ...checks import check_whole
 from ...loader.sampling.parts import OwnRank
 from ..sources._stream import is_map_style
 from .collate import PackCollate, pad_collate
@@ -111,8 +112,7 @@ def _grouped(
         return GroupedDataset(dataset, GroupPlan(rule, dataset, size_of))
     if not callable(size_of):
         raise TypeError(f"{rule.who}: for a stream, size_of must be a function of the item.")
-    if look_ahead is not None and look_ahead < 1:
-        raise ValueError(f"{rule.who}: look_ahead must be >= 1 or None, got {look_ahead}.")
+    check_whole(rule.who, look_ahead=look_ahead, optional=True)
     own_rank = OwnRank("GroupedStream", num_replicas, rank)
     return GroupedStream(dataset, rule, size_of, look_ahead or _LOOK_AHEAD, own_rank)
 

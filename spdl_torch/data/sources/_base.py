@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import os
 import random
 from abc import ABC, abstractmethod
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
+from ...checks import check_whole
 from ...io._cache.folders import hash_of
 from ...objects.copies import shallow_copy
+from ...shown_text import short_repr
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -43,7 +47,8 @@ class DataSource(ABC, Generic[T_co]):
 
         Only shuffled sources change their order. Raises: ValueError: ``epoch`` < 0.
         """
-        self._epoch = checked_epoch(self, epoch)
+        check_whole(f"{type(self).__name__}.set_epoch", epoch=epoch, least=0)
+        self._epoch = int(epoch)
 
     @abstractmethod
     def shard(self, index: int, count: int) -> DataSource[T_co]:
@@ -94,24 +99,30 @@ class DataSource(ABC, Generic[T_co]):
         return twin
 
     def _check_shard(self, index: int, count: int) -> None:
+        who = f"{type(self).__name__}.shard"
+        check_whole(who, index=index, count=count, least=-math.inf)
         if not 0 <= index < count:
-            raise ValueError(
-                f"{type(self).__name__}.shard: index must be in 0..count-1, got index {index} "
-                f"of {count}."
-            )
+            raise ValueError(f"{who}: index must be in 0..count-1, got index {index} of {count}.")
 
 
-def checked_epoch(source: object, epoch: int) -> int:
-    """Return the number of an epoch. Raises: ValueError: it is negative."""
-    if epoch < 0:
-        raise ValueError(f"{type(source).__name__}.set_epoch: epoch must be >= 0, got {epoch}.")
-    return int(epoch)
+def names_in(who: str, given: Any) -> list[str]:
+    """Return the names that are given, one or several. Raises: TypeError: there are none."""
+    try:
+        several = [given] if isinstance(given, str | os.PathLike) else given
+        return [os.fspath(name) for name in several]
+    except TypeError:
+        text = f"{who}: expected a path or a URL, or a list of them, got {short_repr(given)}."
+        raise TypeError(text) from None
+
+
+def check_seed(source: DataSource[Any], seed: int) -> None:
+    """Refuse what is no whole number."""
+    check_whole(f"{type(source).__name__}.shuffle", seed=seed, least=-math.inf)
 
 
 def check_start(source: DataSource[Any], start: int) -> None:
     """Refuse a negative start, which would count from the end: streams do not know theirs."""
-    if start < 0:
-        raise ValueError(f"{type(source).__name__}.iterate: start must be >= 0, got {start}.")
+    check_whole(f"{type(source).__name__}.iterate", start=start, least=0)
 
 
 seed_of = hash_of

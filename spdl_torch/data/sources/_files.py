@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from spdl_torch.io._remote import Reader, glob_url, is_url
 from spdl_torch.io._retry import RETRIES
 
+from ._base import names_in
 from ._list import ListSource
 from ._shard import KeptFile, shard_files
 
@@ -51,18 +52,16 @@ class Files(ListSource[str]):
         ahead: int = 2,
     ) -> None:
         self._files = shard_files("Files", RETRIES, storage_options or {}, cache, max_bytes, ahead)
-        if isinstance(patterns, str | os.PathLike):
-            patterns = [patterns]
         if isinstance(suffixes, str):
             raise TypeError(f"Files: suffixes must be a collection of them, got {suffixes!r}.")
         ends = None if suffixes is None else tuple(suffix.lower() for suffix in suffixes)
         found: set[str] = set()
-        for pattern in patterns:
-            names = find_files(os.fspath(pattern), recursive, storage_options)
+        for pattern in names_in("Files", patterns):
+            names = find_files(pattern, recursive, storage_options)
             if ends is not None:
                 names = [name for name in names if name.lower().endswith(ends)]
             if not names:
-                raise nothing_found("Files", os.fspath(pattern), ends)
+                raise nothing_found("Files", pattern, ends)
             found.update(names)
         if self._files.copies is None:
             super().__init__(sorted(found))

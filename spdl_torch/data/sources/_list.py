@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from spdl_torch.errors import UnsupportedOptionError
 
-from ._base import DataSource, check_start, seed_of
+from ._base import DataSource, check_seed, check_start, seed_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -93,6 +93,7 @@ class ListSource(DataSource[T_co], Sequence[T_co]):
                 f"{type(self).__name__}.shuffle: buffer_size must be None, got {buffer_size}. "
                 "Everything is shuffled with everything; a buffer is for streams such as TarShards."
             )
+        check_seed(self, seed)
         return self._with(_steps=(*self._steps, int(seed)), _order=None)
 
     def iterate(self, start: int = 0) -> Iterator[T_co]:

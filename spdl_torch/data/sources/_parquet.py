@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from spdl_torch.checks import check_whole
 from spdl_torch.errors import DecodeError, SourceChangedError
 from spdl_torch.io._cache.folders import file_stamp
 from spdl_torch.io._remote import is_url
@@ -103,8 +104,7 @@ class Parquet(ShardSource):
     ) -> None:
         if isinstance(columns, str):
             raise TypeError(f"Parquet: columns must be a list of names, got {columns!r}.")
-        if batch_size is not None and not (type(batch_size) is int and batch_size >= 1):
-            raise ValueError(f"Parquet: batch_size must be an int >= 1 or None, got {batch_size}.")
+        check_whole("Parquet", batch_size=batch_size, optional=True)
         super().__init__(files, retries, storage_options, cache, max_bytes, ahead)
         self._batch_size = batch_size
         self._footers = self._read_footers()

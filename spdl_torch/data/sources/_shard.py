@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
+from spdl_torch.checks import check_bytes, check_whole
 from spdl_torch.errors import DecodeError
 from spdl_torch.io._cache.folders import HAS_LOCKS, file_stamp, hash_of
 from spdl_torch.io._remote import is_url, read_url_range
@@ -22,6 +23,7 @@ from spdl_torch.loader.error_notes import is_of_handler
 
 from ...engine.channel import Channel, ChannelClosed, EndOfChannel
 from ...engine.threads import ThreadGroup
+from ._base import names_in
 from ._copies import BUFFER_BYTES, ShardCopies
 from ._stream import StreamSource
 
@@ -159,13 +161,10 @@ def shard_files(
     ahead: int,
 ) -> ShardFiles:
     """Return what opens the shards of a source. Raises: ValueError: options of its cache."""
-    is_number = type(max_bytes) in (int, float)
-    if max_bytes is not None and not (cache is not None and is_number and max_bytes >= 1):
-        raise ValueError(
-            f"{who}: max_bytes must be a number >= 1 and needs cache=FOLDER, got {max_bytes!r}."
-        )
-    if type(ahead) is not int or ahead < 0:
-        raise ValueError(f"{who}: ahead must be a whole number >= 0, got {ahead!r}.")
+    check_bytes(who, max_bytes)
+    if max_bytes is not None and cache is None:
+        raise ValueError(f"{who}: max_bytes={max_bytes!r} is for copies. Pass cache=FOLDER, too.")
+    check_whole(who, ahead=ahead, least=0)
     if cache == "memory":
         raise ValueError(
             f'{who}: cache="memory" is for samples: name a folder for whole shards, in '
@@ -217,8 +216,7 @@ class ShardSource(StreamSource[dict[str, Any]]):
         who = type(self).__name__
         self.storage_options = dict(storage_options or {})
         """As given."""
-        given = [names] if isinstance(names, str | os.PathLike) else list(names)
-        self._urls = tuple(url for pattern in given for url in self._found(os.fspath(pattern)))
+        self._urls = tuple(url for name in names_in(who, names) for url in self._found(name))
         if not self._urls:
             raise ValueError(f"{who}: expected at least one {self._WHAT}, got none.")
         self._files = shard_files(who, retries, self.storage_options, cache, max_bytes, ahead)

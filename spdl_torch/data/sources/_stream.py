@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Set, Sized
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
-from ._base import DataSource, check_start, random_of
+from ...checks import check_whole
+from ._base import DataSource, check_seed, check_start, random_of
 from ._list import ListSource
 
 if TYPE_CHECKING:
@@ -24,10 +25,9 @@ class Mix:
     """The shuffle of a stream: its seed, and the size of the buffer to draw from."""
 
     def __init__(self, seed: int, buffer_size: int | None, where: str) -> None:
+        check_whole(where, buffer_size=buffer_size, optional=True)
         self.seed = int(seed)
         self.buffer_size = DEFAULT_BUFFER_SIZE if buffer_size is None else buffer_size
-        if self.buffer_size < 1:
-            raise ValueError(f"{where}: buffer_size must be >= 1 or None, got {buffer_size}.")
 
     def drawn(self, items: Iterator[T], *place: int) -> Iterator[T]:
         """Yield the items, each drawn from the buffer.
@@ -68,6 +68,7 @@ class StreamSource(DataSource[T_co]):
 
         A part draws from its own items alone. Raises: ValueError: ``buffer_size`` < 1.
         """
+        check_seed(self, seed)
         return self._with(_mix=Mix(seed, buffer_size, f"{type(self).__name__}.shuffle"))
 
     def _check_positions(self) -> None:

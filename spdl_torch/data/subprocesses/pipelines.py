@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 import torch
 
+from ...checks import check_whole
 from ...engine.definition import BuildOptions
 from ...errors import PipelineStopped, UnsupportedOptionError
 from ...loader.backends.processes.dataset_pickle import find_unpicklable
@@ -168,8 +169,7 @@ class SubprocessIterable(Generic[T]):
         mp_context: Any,
         timeout: float | None,
     ) -> None:
-        if isinstance(buffer_size, bool) or not isinstance(buffer_size, int) or buffer_size < 1:
-            raise ValueError(f"{name}: buffer_size must be an int >= 1, got {buffer_size!r}.")
+        check_whole(name, buffer_size=buffer_size)
         if timeout is not None and timeout <= 0:
             raise ValueError(f"{name}: timeout must be > 0 seconds or None, got {timeout}.")
         _check_context(name, mp_context)

@@ -22,6 +22,7 @@ import numpy as np
 
 from spdl_torch.errors import DecodeError
 
+from ...checks import check_whole
 from .._source import memory_of, source_name
 from .npy import MalformedError, view_npy
 
@@ -88,8 +89,7 @@ def load_npz(
         OSError: a path cannot be read.
         TypeError: not a source.
     """
-    if max_uncompressed_bytes < 0:
-        raise ValueError(f"max_uncompressed_bytes must be >= 0, got {max_uncompressed_bytes}.")
+    check_whole("load_npz", max_uncompressed_bytes=max_uncompressed_bytes, least=0)
     is_bytes = type(data) is bytes
     name = "<bytes>" if is_bytes else source_name(data)
     memory = data if is_bytes else memory_of(data, "array")

@@ -33,6 +33,7 @@ import sys
 import tempfile
 from typing import Any
 
+from ...checks import check_bytes
 from ...engine.shared import SharedCounter
 from ...machine.limits import Limits
 from .folders import (
@@ -68,8 +69,7 @@ def open_store(
     Raises: TypeError, ValueError: the place or the limit does not fit, or others could have written
         there; OSError: the given folder cannot be made.
     """
-    if max_bytes is not None and (isinstance(max_bytes, bool) or max_bytes < 1):
-        raise ValueError(f"{who}: max_bytes must be >= 1 or None, got {max_bytes!r}.")
+    check_bytes(who, max_bytes)
     if not isinstance(cache, str | os.PathLike):
         raise TypeError(f'{who}: cache must be "memory" or the path of a folder, got {cache!r}.')
     if not HAS_LOCKS:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from ...checks import check_whole
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -189,8 +191,7 @@ class SlabRing:
     def __init__(self, allocate: Callable[[int], Tensor], num_slabs: int) -> None:
         self._slabs: list[Slab] = []
         self._pid = os.getpid()
-        if num_slabs < 1:
-            raise ValueError(f"Transfer: num_slabs must be >= 1, got {num_slabs}.")
+        check_whole("Transfer", num_slabs=num_slabs)
         self._slabs = [Slab(allocate) for _ in range(num_slabs)]
         self._next = 0
 

@@ -16,6 +16,7 @@ from spdl_torch.engine.ops import on_one_thread
 from spdl_torch.engine.threads import exit_has_begun
 from spdl_torch.errors import UnsupportedOptionError
 
+from ...checks import check_whole
 from ...locks import RLock
 from . import cuda
 from .batch_memory import BatchMemory
@@ -55,10 +56,7 @@ class CUDAConfig:
     """None, or the two functions of torch's caching allocator, which always provides the memory."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.device_index, bool) or not isinstance(self.device_index, int):
-            raise TypeError(f"cuda_config: device_index must be an int, got {self.device_index!r}.")
-        if self.device_index < 0:
-            raise ValueError(f"cuda_config: device_index must be >= 0, got {self.device_index}.")
+        check_whole("cuda_config", device_index=self.device_index, least=0)
         torchs = (torch.cuda.caching_allocator_alloc, torch.cuda.caching_allocator_delete)
         if self.allocator is not None and tuple(self.allocator) != torchs:
             raise UnsupportedOptionError(

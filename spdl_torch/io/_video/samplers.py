@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from numbers import Integral
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
+from ...checks import check_whole
 from .codec import rate_of, tells_keyframes
 from .packets import MOST_UNEVEN, Label, last_duration
 from .reading import no_frame
@@ -68,7 +68,7 @@ def uniform_frames(num_frames: int, window: tuple[float, float] | None = None) -
         num_frames: at least 1.
         window: start and end in seconds; None takes the whole video.
     """
-    _check_count("uniform_frames", num_frames)
+    check_whole("uniform_frames", num_frames=num_frames)
     if window is not None and not window[0] < window[1]:
         raise ValueError(f"uniform_frames: window must be (start, end), got {window}.")
     return partial(_uniform, num_frames=num_frames, window=window)
@@ -80,7 +80,7 @@ def random_clip(num_frames: int, seconds: float) -> ClipSampler:
     The window is ``seconds`` long, its start drawn from torch's global random generator; a shorter
     video is used whole.
     """
-    _check_count("random_clip", num_frames)
+    check_whole("random_clip", num_frames=num_frames)
     if not seconds > 0:
         raise ValueError(f"random_clip: seconds must be > 0, got {seconds}.")
     return partial(_random, num_frames=num_frames, seconds=float(seconds))
@@ -99,17 +99,10 @@ def strided_frames(num_frames: int, stride: int, start: int | Literal["random"] 
         start: the number of the first frame, or "random": drawn from torch's global random
             generator so that the clip fits, 0 if it cannot.
     """
-    _check_count("strided_frames", num_frames)
-    if stride < 1:
-        raise ValueError(f"strided_frames: stride must be >= 1, got {stride}.")
+    check_whole("strided_frames", num_frames=num_frames, stride=stride)
     if start != "random" and start < 0:
         raise ValueError(f"strided_frames: start must be >= 0 or 'random', got {start}.")
     return partial(_strided, num_frames=num_frames, stride=stride, start=start)
-
-
-def _check_count(name: str, num_frames: int) -> None:
-    if not isinstance(num_frames, Integral) or num_frames < 1:
-        raise ValueError(f"{name}: num_frames must be >= 1, an int, got {num_frames!r}.")
 
 
 def _uniform(

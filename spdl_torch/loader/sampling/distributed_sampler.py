@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DistributedSampler as TorchDistributedSampler, Sampler
 
+from ...checks import check_whole
 from ..state_fields import FLAG, NUMBER, Field, check_fields
 from .parts import OwnRank, Shard, check_tail
 
@@ -138,8 +139,7 @@ class DistributedSampler(TorchDistributedSampler[int]):
         A start in the middle (``start_at``, ``load_state_dict``) belongs to its epoch: naming that
         one again keeps it, naming another begins at the beginning.
         """
-        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
-            raise ValueError(f"DistributedSampler: epoch must be an int >= 0, got {epoch!r}.")
+        check_whole("DistributedSampler", epoch=epoch, least=0)
         if epoch != self.epoch:
             self.epoch, self._start, self._pass = epoch, 0, None
 

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
+from ...checks import check_seconds
 from ...engine.threads import repeating
 from ...locks import RLock
 from ...scopes import scope
@@ -21,7 +22,7 @@ from ..verdict.report import legal_name, metrics_of
 from .epoch_watchers import is_telling, watched
 from .following import Follower, Tally
 from .logging_hooks import recording_gc
-from .writer import SQLiteStatsWriter, check_seconds, rank_and_world_size
+from .writer import SQLiteStatsWriter, rank_and_world_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -9,15 +9,14 @@ import queue
 import re
 import socket
 import sqlite3
-import threading
 import time
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
-from numbers import Integral, Real
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 
+from ...checks import check_seconds, check_whole
 from ...engine.threads import ThreadGroup
 from ...locks import RLock
 from ...shown_text import short_repr
@@ -38,23 +37,6 @@ _logger = logging.getLogger("spdl_torch.observe")
 _MOST_PENDING = 100_000  # entries kept in memory while the file cannot be written; about 50 MB
 _MOST_WAITING = 1_000_000  # and while it can, until the writer's thread has had its turns
 MANY_WAIT = 1000  # entries for which the writer does not wait for the end of its interval
-
-
-def check_seconds(where: str, seconds: object) -> None:
-    """Refuse what no thread can wait for. Raises: TypeError; ValueError."""
-    if not isinstance(seconds, Real) or isinstance(seconds, bool):
-        raise TypeError(f"{where} must be a number of seconds, got {seconds!r:.50}.")
-    if not float(seconds) > 0:
-        raise ValueError(f"{where} must be > 0 seconds, got {seconds}.")
-    if float(seconds) > threading.TIMEOUT_MAX:
-        raise ValueError(f"{where} must be <= {threading.TIMEOUT_MAX:.0e} seconds, got {seconds}.")
-
-
-def _check_whole(name: str, value: object, least: int) -> None:
-    if value is not None and not (isinstance(value, Integral) and int(value) >= least):
-        raise ValueError(
-            f"SQLiteStatsWriter: {name} must be an integer of {least} or more, got {value!r:.50}."
-        )
 
 
 class Buffer(Protocol):
@@ -105,8 +87,8 @@ class SQLiteStatsWriter:
                 f"SQLiteStatsWriter: config must be a mapping, got {type(config).__name__}. Give "
                 "names to the values, as vars() does for arguments that were parsed."
             )
-        _check_whole("rank", rank, 0)
-        _check_whole("world_size", world_size, 1)
+        check_whole("SQLiteStatsWriter", rank=rank, least=0, optional=True)
+        check_whole("SQLiteStatsWriter", world_size=world_size, optional=True)
         self.db_path = Path(db_path)
         self.flush_interval = flush_interval
         self.num_dropped = 0

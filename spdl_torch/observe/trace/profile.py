@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from ...checks import check_whole
 from ...whole_files import starts_like_json
 from ..page.charts import Collection, Curve, Lanes, Panel, check_matplotlib, draw, svg_of
 from ..page.page import Event, event_tables, html_of, write_page
@@ -156,8 +157,7 @@ class Profile:
     def _as_trace(self, last_seconds: float | None, max_events: int) -> dict[str, Any]:
         if last_seconds is not None and last_seconds <= 0:
             raise ValueError(f"write_trace: last_seconds must be > 0, got {last_seconds}.")
-        if max_events < 1:
-            raise ValueError(f"write_trace: max_events must be >= 1, got {max_events}.")
+        check_whole("write_trace", max_events=max_events)
         trace = None if self._loaded is None else self._loaded.trace
         if trace is not None:
             if last_seconds is not None or max_events < len(trace["traceEvents"]):

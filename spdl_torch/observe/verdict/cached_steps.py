@@ -8,6 +8,7 @@ from statistics import median
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, TypeVar
 
+from ...checks import check_whole
 from .report import make_report
 
 if TYPE_CHECKING:
@@ -29,9 +30,7 @@ def cached_batches(
     ``num_steps`` steps. At the end ``report`` is called with the median step in seconds, if there
     were more than three.
     """
-    for name, value in (("num_batches", num_batches), ("num_steps", num_steps)):
-        if value < 1:
-            raise ValueError(f"headspace: {name} must be >= 1, got {value}.")
+    check_whole("headspace", num_batches=num_batches, num_steps=num_steps)
 
     def cached() -> Iterator[T]:
         iterator = iter(batches)

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ...checks import check_whole
 from ...shown_text import counted, shown_rate, shown_seconds
 from .causes import SHORT_SECONDS, Cause
 
@@ -118,10 +119,8 @@ class Question:
     read_speedup: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("num_workers", "processes"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or value < 0):
-                raise ValueError(f"what_if: {name} must be >= 0 or None, got {value!r}.")
+        numbers = {"num_workers": self.num_workers, "processes": self.processes}
+        check_whole("what_if", least=0, optional=True, **numbers)
         if not 0 < self.read_speedup < math.inf:
             raise ValueError(f"what_if: read_speedup must be > 0, got {self.read_speedup!r}.")
         changes = self.num_workers, self.processes, self.cache or None

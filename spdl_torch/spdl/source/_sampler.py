@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 import warnings
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from ...checks import check_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -107,9 +108,8 @@ class DistributedRandomSampler:
     ) -> None:
         name = type(self).__name__
         self._n = _checked(name, n, rank, world_size)
-        draws = self._n if num_draws is None else operator.index(num_draws)
-        if draws < 1:
-            raise ValueError(f"{name}: num_draws must be >= 1 or None, got {draws}.")
+        check_whole(name, num_draws=num_draws, optional=True)
+        draws = self._n if num_draws is None else num_draws
         if weights is None and draws > self._n:
             raise ValueError(
                 f"{name}: num_draws must be <= n without weights, as no index is drawn twice, got "
@@ -146,11 +146,7 @@ class DistributedRandomSampler:
 
 
 def _checked(name: str, n: int, rank: int, world_size: int) -> int:
-    n = operator.index(n)
-    if n < 1:
-        raise ValueError(f"{name}: n must be >= 1, got {n}.")
-    if world_size < 1:
-        raise ValueError(f"{name}: world_size must be >= 1, got {world_size}.")
+    check_whole(name, n=n, world_size=world_size)
     if not 0 <= rank < world_size:
         raise ValueError(f"{name}: rank must be between 0 and {world_size - 1}, got {rank}.")
     return n

@@ -11,6 +11,7 @@ from fractions import Fraction
 from itertools import accumulate, count, islice
 from typing import Any, Generic, TypeVar, overload
 
+from ...checks import check_whole
 from . import IterableWithShuffle, SizedIterable, SizedIterableWithShuffle
 
 __all__ = ["MergeIterator", "embed_shuffle", "repeat_source"]
@@ -154,8 +155,7 @@ class MergeIterator(Iterable[T]):
     ) -> None:
         if not iterables:
             raise ValueError("MergeIterator: iterables must hold at least one, got none.")
-        if stop_after < -1:
-            raise ValueError(f"MergeIterator: stop_after must be >= -1, got {stop_after}.")
+        check_whole("MergeIterator", stop_after=stop_after, least=-1)
         self.iterables = iterables
         self.weights = weights
         self.stop_after = stop_after
