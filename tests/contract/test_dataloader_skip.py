@@ -13,7 +13,7 @@ import torch
 from _datasets import Made, MapData, Sized, StreamData
 from _inside import state_of
 from _lazy_device import backends  # noqa: F401
-from _loader_helpers import PATIENCE_SECONDS, DataLoader, as_list
+from _loader_helpers import PATIENCE_SECONDS, DataLoader, as_list, epoch_of
 from hypothesis import given, settings, strategies as st
 from torch.utils.data import DistributedSampler, IterableDataset, Subset
 
@@ -69,14 +69,13 @@ def skipping(dataset, **options):
 
 def expected(order, good_of, batch_size, *, drop_last=False):
     """Batches of ``order`` with what ``good_of`` says of each position; empty ones left out."""
-    batches = [order[n : n + batch_size] for n in range(0, len(order), batch_size)]
-    if drop_last:
-        batches = [batch for batch in batches if len(batch) == batch_size]
-    position, found = 0, []
-    for batch in batches:
-        samples = [good_of(position + n, index) for n, index in enumerate(batch)]
-        position += len(batch)
-        found.append([sample for sample in samples if sample is not None])
+    if batch_size is None:
+        return [good for each in enumerate(order) if (good := good_of(*each)) is not None]
+    numbered = [*enumerate(order)]
+    batches = [numbered[n : n + batch_size] for n in range(0, len(order), batch_size)]
+    if drop_last and len(order) % batch_size:
+        batches.pop()
+    found = [[good for each in batch if (good := good_of(*each)) is not None] for batch in batches]
     return [batch for batch in found if batch]
 
 
@@ -84,7 +83,7 @@ def expected(order, good_of, batch_size, *, drop_last=False):
 @given(
     length=st.integers(1, 24),
     bad=st.sets(st.integers(0, 23)),
-    batch_size=st.integers(1, 7),
+    batch_size=st.none() | st.integers(1, 7),
     workers=st.sampled_from([*WORKERS.values()]),
     kind=st.sampled_from([Noisy, NoisyBulk]),
     replace=st.booleans(),
@@ -101,11 +100,7 @@ def test_batches_are_the_oracles_whatever_is_bad(
     bad = bad & set(range(length))
     if len(bad) == length:
         bad = bad - {order[0]}
-    drawn = dict(
-        enumerate(
-            value for [(_, value)] in DataLoader(Noisy(length, ()), seed=3, collate_fn=as_list)
-        )
-    )
+    drawn = [value for [(_, value)] in DataLoader(Noisy(length, ()), seed=3, collate_fn=as_list)]
 
     def good_of(position, index):
         if index in bad and not replace:
@@ -117,28 +112,15 @@ def test_batches_are_the_oracles_whatever_is_bad(
     dataset = kind(length, bad)
     if in_subset:
         dataset = Subset(dataset, range(length))
-    loader = skipping(
-        dataset,
-        sampler=list(order),
-        batch_size=batch_size,
-        replace=replace,
-        drop_last=drop_last,
-        **workers,
-    )
-    batches = [list(batch) for batch in loader]
+    options = {"batch_size": batch_size, "replace": replace, **workers}
+    drop_last = drop_last and batch_size is not None
+    loader = skipping(dataset, sampler=list(order), drop_last=drop_last, **options)
+    batches = list(loader)
     assert batches == expected(order, good_of, batch_size, drop_last=drop_last)
     if replace:
         assert len(batches) == len(loader)
     elif not drop_last:
         assert [sample.key for sample in loader.skipped] == [i for i in order if i in bad]
-
-
-@everywhere
-@pytest.mark.parametrize("replace", [False, True])
-def test_single_samples_are_skipped_when_there_are_no_batches(workers, replace):
-    """batch_size=None: a bad sample is its whole batch."""
-    loader = skipping(Noisy(6, {2, 3}), batch_size=None, replace=replace, **workers)
-    assert [index for index, _ in loader] == ([0, 1, 4, 4, 4, 5] if replace else [0, 1, 4, 5])
 
 
 class BulkOnly(Sized):
@@ -255,10 +237,8 @@ def test_share_counts_from_100_samples_on(budget, tried, workers):
     """7 of the first 20 are bad: a share of fewer than 100 samples says little. 5 % is the
     default."""
     bad = {*range(7), 110} if tried == 120 else {*range(7), *range(200, 220)}
-    loader = skipping(Noisy(300, bad), batch_size=20, **workers, error_budget=budget)
-    batches = iter(loader)
-    for _ in range(tried // 20 - 1):
-        next(batches)
+    batches = iter(skipping(Noisy(300, bad), batch_size=20, **workers, error_budget=budget))
+    assert len([next(batches) for _ in range(tried // 20 - 1)]) == tried // 20 - 1
     with pytest.raises(PipelineFailure, match=f"of {tried} samples failed") as caught:
         next(batches)
     assert {type(error) for error in caught.value.exceptions} == {ValueError}
@@ -313,13 +293,11 @@ def test_log_names_the_first_and_thins_out(workers, caplog):
 @everywhere
 def test_tries_are_called_tries(workers, caplog):
     """With replace=True there are more of them than samples."""
-    loader = skipping(Noisy(12, {1, 5, 9}), batch_size=4, replace=True, **workers)
-    assert sum(map(len, loader)) == 12
+    options = {"batch_size": 4, "replace": True, **workers}
+    assert sum(map(len, skipping(Noisy(12, {1, 5, 9}), **options))) == 12
     assert "3 of 15 tries of the epoch failed" in caplog.text
-    budget = {"error_budget": 2, "replace": True}
-    loader = skipping(Noisy(12, {1, 5, 9}), batch_size=4, **budget, **workers)
     with pytest.raises(PipelineFailure, match="3 of 15 tries failed, error_budget is 2"):
-        list(loader)
+        list(skipping(Noisy(12, {1, 5, 9}), error_budget=2, **options))
 
 
 def failures_in(loader):
@@ -350,23 +328,33 @@ def test_figures_and_report_and_trace_tell(workers):
     assert pickle.loads(pickle.dumps(loader)).skipped == []
 
 
-def test_samples_left_out_of_a_batch_that_cannot_be_sent_are_told():
-    """The batch fails in its process after it was made of the others."""
-    loader = skipping(
-        Noisy(4, {1}), batch_size=2, collate_fn=lambda _: lambda: None, **WORKERS["processes"]
-    )
-    batches = iter(loader)
-    for _ in range(2):
-        with pytest.raises((AttributeError, pickle.PicklingError), match="lambda"):
-            next(batches)
-    assert loader.skipped == [(1, "fetch", "ValueError: bad 1")]
+def refuses_five(samples):
+    """A collate function that fails for the batch with sample 5."""
+    if 5 in [index for index, _ in samples]:
+        raise KeyError("no five")
+    return samples
 
 
-@pytest.mark.parametrize("error", [ValueError, SystemExit])
+@pytest.mark.parametrize(
+    ("workers", "collate", "errors"),
+    [
+        *((each, refuses_five, KeyError) for each in WORKERS.values()),
+        (WORKERS["processes"], lambda _: lambda: None, (AttributeError, pickle.PicklingError)),
+    ],
+)
+def test_samples_left_out_of_a_batch_that_fails_afterwards_are_told(workers, collate, errors):
+    """As it is collated, or sent from its process: it costs the batch, and its samples count."""
+    loader = skipping(Noisy(8, {4}), batch_size=4, collate_fn=collate, **workers)
+    found = epoch_of(loader)
+    assert issubclass(found[-1], errors)
+    assert len(found) == 2
+    assert loader.skipped == [(4, "fetch", "ValueError: bad 4")]
+
+
 @everywhere
-def test_failures_are_recorded_before_their_batch_is_handed_over(workers, error, monkeypatch):
-    """Whoever has the batch, or the error, finds what failed in it in the trace; also when the
-    worker gets no further, and when its process has ended."""
+def test_failures_are_recorded_before_their_batch_is_handed_over(workers, monkeypatch):
+    """Whoever has the batch finds what failed in it in the trace; also when the worker gets no
+    further, and when its process has ended."""
     checked, deliver, trainer = threading.Event(), Epoch.deliver, os.getpid()
 
     def and_no_further(epoch, result):
@@ -374,22 +362,12 @@ def test_failures_are_recorded_before_their_batch_is_handed_over(workers, error,
         assert os.getpid() != trainer or checked.wait(PATIENCE_SECONDS)
 
     monkeypatch.setattr(Epoch, "deliver", and_no_further)
-    # Bad samples are left out by the one, and end the epoch by the other, which is no Exception.
-    if error is SystemExit and not workers:
-        pytest.skip("it ends the program, as in torch")
-    data = Noisy(8, {3, 5} if error is ValueError else {1}, error=error)
-    loader = DataLoader(data, batch_size=8, on_error="skip", error_budget=8, **workers)
+    loader = skipping(Noisy(8, {3, 5}), batch_size=8, **workers)
     iterator = iter(loader)
     try:
-        if error is ValueError:
-            next(iterator)
-        else:
-            with pytest.raises(RuntimeError, match="bad 1"):
-                next(iterator)
+        next(iterator)
         for _ in range(2):
-            told = [(each["stage"], each.get("key")) for each in failures_in(loader)]
-            bad = [("fetch", "3"), ("fetch", "5")]
-            assert sorted(told) == (bad if error is ValueError else [("worker", None)])
+            assert sorted(each["key"] for each in failures_in(loader)) == ["3", "5"]
             checked.set()
             list(iterator)  # the workers end
     finally:
@@ -410,13 +388,10 @@ def test_a_batch_that_failed_is_in_the_trace(workers):
 def test_error_does_not_keep_the_batch_alive():
     """A bad sample is remembered by its error alone, without its neighbours."""
 
-    class Item:
-        """Can be watched."""
-
     def sample(index):
         if index == 1:
             raise ValueError("bad 1")
-        return Item()
+        return {index}  # can be watched
 
     loader = skipping(Made(sample, 3), batch_size=3, num_workers=0)
     batches = iter(loader)

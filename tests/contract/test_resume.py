@@ -34,37 +34,20 @@ def generator(seed=5):
     return torch.Generator().manual_seed(seed)
 
 
-def test_the_trainer_s_generator_is_left_as_it_is():
-    """Going on in the middle of an epoch draws nothing from torch's global generator."""
-    torch.manual_seed(3)
-    loader = DataLoader(Drawn(12), batch_size=2, shuffle=True)
-    iterator = iter(loader)
-    next(iterator)
-    state = loader.state_dict()
-    before = torch.manual_seed(99).get_state()
-    again = resumed(DataLoader(Drawn(12), batch_size=2, shuffle=True), state)
-    assert batches_of(again) == batches_of(iterator)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_another_batch_size_goes_on_behind_the_same_sample():
     """The state counts samples; it only has to stand between two batches. A dataset that is too
     small is noticed by that, too, where the state does not name it."""
-    loader = DataLoader(Indices(24), batch_size=4, shuffle=True, generator=generator())
-    iterator = iter(loader)
-    seen = torch.cat([next(iterator), next(iterator)]).tolist()
+
+    def make(length, batch_size):
+        return DataLoader(Indices(length), batch_size, shuffle=True, generator=generator())
+
+    loader = make(24, 4)
+    batches = iter(loader)
+    next(batches), next(batches)
     state = loader.state_dict()
-    rest = torch.cat(list(iterator)).tolist()
-    again = resumed(
-        DataLoader(Indices(24), batch_size=2, shuffle=True, generator=generator(6)), state
-    )
-    assert torch.cat(list(again)).tolist() == rest
-    assert sorted(seen + rest) == list(range(24))
-    for dataset, batch_size in ((Indices(24), 5), (Indices(6), 4)):
-        odd = resumed(
-            DataLoader(dataset, batch_size=batch_size, shuffle=True, generator=generator(6)),
-            {**state, "made_by": {}},
-        )
+    assert torch.equal(torch.cat([*resumed(make(24, 2), state)]), torch.cat([*batches]))
+    for odd in (make(24, 5), make(6, 4)):
+        odd.load_state_dict({**state, "made_by": {}})
         with pytest.raises(ValueError, match=r"after 8 samples, (which is not between|but the)"):
             iter(odd)
 
@@ -251,7 +234,8 @@ def test_the_epoch_of_a_sampler_is_read_where_samplers_keep_it(name, epoch, num_
 
 @none_or_threads
 def test_an_epoch_that_cannot_be_read_is_asked_for(workers):
-    """Named again, it goes on; else what follows is in another order, which an error says."""
+    """Named again, it goes on, also by a sampler that has been mended since; else what follows is
+    in another order, which an error says."""
     state, rest = stopped_in_an_epoch("number", 2, workers)
     asks = r"lacks the number of the epoch, since KeepsEpoch .* Call set_epoch\(\)"
     again = with_epochs("number", workers)
@@ -259,21 +243,11 @@ def test_an_epoch_that_cannot_be_read_is_asked_for(workers):
         again.load_state_dict(state)
     with pytest.raises(ValueError, match=r"sampler_epoch: .* gives other .* Call set_epoch\(\)"):
         list(again)
-    again = with_epochs("number", workers)
     with pytest.warns(UserWarning, match=asks):
         again.load_state_dict(state)
-    again.sampler.set_epoch(2)
-    assert batches_of(again) == rest
-
-
-@pytest.mark.parametrize(("then", "now"), [("number", "epoch"), ("epoch", "number")])
-def test_a_state_is_resumed_whether_the_epoch_was_read_then_or_can_be_now(then, now):
-    """By a sampler that has been mended since; or that has kept it where it can be read."""
-    state, rest = stopped_in_an_epoch(then, 2, {})
-    again = resumed(with_epochs(now, {}), state)
-    if then == "number":
-        again.sampler.set_epoch(2)
-    assert batches_of(again) == rest
+    for loader in (again, resumed(with_epochs("epoch", workers), state)):
+        loader.sampler.set_epoch(2)
+        assert batches_of(loader) == rest
 
 
 class Counting(Drawn):
@@ -352,28 +326,14 @@ def test_a_generator_that_was_there_must_be_there():
         iter(again)
 
 
-def test_an_error_counts_as_handed_out():
-    """A loop that went on after a bad batch goes on after it when it resumes, too."""
-    data = MapData(8, bad={2: ValueError})
-    for workers in ({}, ON_THREADS):
-        loader = DataLoader(data, batch_size=2, **workers)
-        iterator = iter(loader)
-        next(iterator)
-        with pytest.raises(ValueError, match="2"):
-            next(iterator)
-        again = resumed(DataLoader(MapData(8), batch_size=2), loader.state_dict())
-        assert next(iter(again))["y"].tolist() == [4, 5]
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 1, "isolation": "thread"}])
 @pytest.mark.parametrize("batch_size", [None, 2])
-def test_an_error_of_an_iterable_is_behind_what_comes_next(num_workers, batch_size):
-    """It goes on after its bad item, and so does a loader that resumes there."""
+@pytest.mark.parametrize("kind", [MapData, StreamData])
+def test_an_error_counts_as_handed_out(kind, batch_size, workers):
+    """A loop that went on after a bad sample goes on after it when it resumes, too."""
 
     def make():
-        data = StreamData(8, {3: KeyError})
-        workers = {"num_workers": 1, "isolation": "thread"} if num_workers else {}
-        return DataLoader(data, batch_size=batch_size, **workers)
+        return DataLoader(kind(8, {3: KeyError}), batch_size=batch_size, **workers)
 
     loader = make()
     batches = iter(loader)
@@ -383,31 +343,6 @@ def test_an_error_of_an_iterable_is_behind_what_comes_next(num_workers, batch_si
         next(batches)
     again = resumed(make(), loader.state_dict())
     assert events_of(again) == [frozen(batch) for batch in batches]
-
-
-def test_ctrl_c_in_a_sample_leaves_its_batch_to_be_made_again():
-    """Without workers it comes in the middle of the dataset's own code."""
-
-    class Interrupted(Drawn):
-        """Somebody presses Ctrl-C at sample 4, once."""
-
-        presses = 1
-
-        def __getitem__(self, index):
-            if index == 4 and self.presses:
-                self.presses = 0
-                raise KeyboardInterrupt
-            return index
-
-    loader = DataLoader(Interrupted(8), batch_size=2)
-    batches = iter(loader)
-    assert [next(batches).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
-    with pytest.raises(KeyboardInterrupt, match="sample index 4"):
-        next(batches)
-    again = DataLoader(Interrupted(8), batch_size=2)
-    again.dataset.presses = 0
-    again.load_state_dict(loader.state_dict())
-    assert len(list(again)) == 2
 
 
 @settings(max_examples=40, deadline=None)
@@ -469,18 +404,21 @@ class Forgetful(Position):
         pass
 
 
-def test_assert_resume_exact_tells_what_differs():
+class OfSets(Position):
+    """Its state is not made of what JSON can hold."""
+
+    def state_dict(self):
+        return {"seen": {1, 2}}
+
+
+@pytest.mark.parametrize(
+    ("sampler", "told"),
+    [
+        (Forgetful, "resumed in epoch 0 after batch 1, epoch 0, batch 0"),
+        (OfSets, "must be made of what JSON can hold"),
+    ],
+)
+def test_assert_resume_exact_tells_what_is_wrong(sampler, told):
     """From which state, and where."""
-    with pytest.raises(AssertionError, match=r"resumed in epoch 0 after batch 1, epoch 0, batch 0"):
-        assert_resume_exact(lambda: DataLoader(Drawn(12), 3, sampler=Forgetful(12)))
-
-
-def test_assert_resume_exact_refuses_what_json_cannot_hold():
-    """A checkpoint of tensors or sets in a dataset's state."""
-
-    class Odd(NotingStream):
-        def state_dict(self):
-            return {"seen": {1, 2}}
-
-    with pytest.raises(AssertionError, match="must be made of what JSON can hold"):
-        assert_resume_exact(lambda: DataLoader(Odd(4)))
+    with pytest.raises(AssertionError, match=told):
+        assert_resume_exact(lambda: DataLoader(Drawn(12), 3, sampler=sampler(12)))

@@ -28,6 +28,7 @@ from _datasets import (
     Shuffled,
     StatefulStream,
     SteppedOver,
+    WalkWithState,
 )
 from _fuzz import QUICK
 from _inside import children_of
@@ -90,6 +91,7 @@ ITERABLE = {
     "live": Live,
     "live iterators": LiveIterators,
     "steps": SteppedOver,
+    "walk": WalkWithState,
     "stateful": StatefulStream,
     "endless": lambda _: Endless(),
     "pipeline": lambda length: pipeline(ListSource(range(length)).shuffle(1)),
@@ -99,7 +101,7 @@ ITERABLE = {
     "a rank's source with a state": lambda _: pipeline(GoingOn(LENGTH), num_replicas=2, rank=1),
 }
 LASTING = {"endless", *(kind for kind in ITERABLE if "pipeline" in kind or "source" in kind)}
-LASTING |= {"mixture", "mixture to the last end"}
+LASTING |= {"mixture", "mixture to the last end", "walk"}
 """Of these each epoch is another one; it is known where a state was asked for before."""
 ORDERS = {
     "none": lambda own: {},
@@ -252,7 +254,10 @@ def resumed(history, loader, state, rng):
     loader.load_state_dict(state)
     assert loader.state_dict() == state, "until iter(), the state is what was loaded"
     assert torch.equal(torch.get_rng_state(), rng), "loading a state draws nothing"
-    return iter(loader)
+    batches = iter(loader)
+    if history.has_generator and state["num_samples"] and not state["finished"]:
+        assert torch.equal(torch.get_rng_state(), rng), "nor does going on in an epoch"
+    return batches
 
 
 def taken(batches, count):
@@ -304,10 +309,11 @@ SERVED_ONES = told("bulk", SERVED, [(2, "kill", NONE), (1, "elsewhere", THREADS)
 PLACED = told("steps", SERVED, [(2, "elsewhere", SERVED)], [], persistent=True)
 APART = [
     told(kind, seat, [(2, "same", seat), (2, "elsewhere", seat)], [(1, "same", seat)], [], **more)
-    for kind in ("live", "live iterators", "endless")
+    for kind in ("live", "live iterators", "endless", "walk")
     for seat, more in ((NONE, {}), (THREADS, {"persistent": True}))
 ]
 WENT_ON = told("endless", THREADS, [(3, "same", NONE)], [(1, "twice", FORKED)], persistent=True)
+WALKED = told("walk", FORKED, [(3, "same", NONE)], [], persistent=True)
 
 
 def test_histories_lose_and_change_nothing():
@@ -337,6 +343,7 @@ def test_histories_lose_and_change_nothing_when_workers_are_processes(caplog):
     @example(LEFT)
     @example(STAYED)
     @example(WENT_ON)
+    @example(WALKED)
     @example(SERVED_ONES)
     @example(PLACED)
     def run(history):

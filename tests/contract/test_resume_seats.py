@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +17,6 @@ from _datasets import (
     Nested,
     StatefulStream,
     Walk,
-    WalkWithState,
 )
 from _loader_helpers import batches_of, resumed
 from _seats import (
@@ -28,7 +26,6 @@ from _seats import (
     in_every_seat,
     in_seats,
 )
-from torch.utils.data import Sampler
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.data import mix
@@ -38,22 +35,6 @@ from spdl_torch.pipeline import PipelineBuilder
 
 def stored(loader):
     return json.loads(json.dumps(loader.state_dict()))
-
-
-@in_every_seat
-def test_loading_into_the_same_loader_is_as_into_a_new_one(seat, caplog):
-    """Persistent workers have gone on with a dataset that keeps its position: they begin anew,
-    since the state, the first one, counts what they gave from their beginning on."""
-    loader = seat.loader(WalkWithState(12), batch_size=1, persistent_workers=True)
-    batches = iter(loader)
-    for _ in range(3):
-        next(batches)
-    with caplog.at_level(logging.ERROR, "spdl_torch.data"):
-        state = stored(loader)
-    rest = batches_of(batches)
-    loader.load_state_dict(state)
-    assert batches_of(loader) == rest
-    assert len(rest) == 9
 
 
 @in_every_seat
@@ -84,9 +65,20 @@ class Numbers:
         return iter(range(start, self.length))
 
 
+class Sizeless(Numbers):
+    """One for an event loop, which begins at its beginning alone."""
+
+    iterate = None
+
+    async def __aiter__(self):
+        for number in range(self.length):
+            yield number
+
+
 SHORTER = {
     "list": range,
     "begins anywhere": Numbers,
+    "async": Sizeless,
     "stream": lambda length: as_source(partial(iter, range(length))),
     "shuffled": lambda length: as_source(partial(iter, range(length))).shuffle(1, 3),
     "mixture": lambda length: mix(
@@ -120,41 +112,6 @@ def test_a_pipeline_whose_source_ends_before_the_state_is_an_error(seat, source)
     match = r"(num_source|num_after): resuming makes .* but it ended after"
     with pytest.raises(ValueError, match=match):
         rest(4, state)
-
-
-class Late(Sampler):
-    """Takes up its state with its first index."""
-
-    def __init__(self):
-        self.position = self.begin = 0
-
-    def __len__(self):
-        return 10
-
-    def __iter__(self):
-        begin, self.begin = self.begin, 0
-        for self.position in range(begin + 1, 11):
-            yield self.position - 1
-
-    def state_dict(self):
-        return {"position": self.position}
-
-    def load_state_dict(self, state):
-        self.begin = state["position"]
-
-
-def test_sampler_that_was_not_asked_yet_has_the_state_that_it_was_given():
-    """Where nothing is loaded ahead, an epoch may begin and be saved before its first index."""
-
-    def loader():
-        return DataLoader(range(10), 2, sampler=Late())
-
-    first = loader()
-    batches = iter(first)
-    next(batches)
-    second = resumed(loader(), stored(first))
-    begun = iter(second)
-    assert batches_of(resumed(loader(), stored(second))) == batches_of(begun) == batches_of(batches)
 
 
 @pytest.mark.parametrize("order", ["shuffle", "deck"])

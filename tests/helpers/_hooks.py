@@ -119,7 +119,7 @@ class Failing(Dataset):
 
     def __getitem__(self, index):
         self.raise_at(index, "__getitem__")
-        return Part(self, index) if self.where in ("__reduce__", "__del__") else index
+        return Part(self, index) if self.where == "__reduce__" else index
 
     def collate(self, samples):
         self.raise_at(samples[0], "collate_fn")
@@ -149,7 +149,7 @@ class FailingStream(IterableDataset, Failing):
 
 
 class Part:
-    """A sample or batch of such a dataset, which pickles, ends, pins or moves itself, or raises."""
+    """A sample or batch of such a dataset, which pickles, pins or moves itself, or raises."""
 
     def __init__(self, dataset, index):
         self.dataset, self.index = dataset, index
@@ -158,12 +158,6 @@ class Part:
         self.dataset.raise_at(self.index, "__reduce__")
         moves = self.dataset.where in ("pin_memory", "to")
         return (Part, (self.dataset, self.index)) if moves else (int, (self.index,))
-
-    def __del__(self):
-        self.dataset.raise_at(self.index, "__del__")
-
-    def __int__(self):
-        return self.index
 
     def pin_memory(self):
         self.dataset.raise_at(self.index, "pin_memory")
@@ -195,7 +189,7 @@ class FailingParts(IterableDataset):
         self.kinds = kinds  # by the worker's number
 
     def __iter__(self):
-        kind = self.kinds.get(get_worker_info().id)
+        kind = self.kinds[get_worker_info().id]
         if kind is not None:
             raise error_of(kind, "__iter__")
         return iter(range(3))
