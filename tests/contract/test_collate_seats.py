@@ -64,21 +64,8 @@ class Record:
 
 
 _DTYPES = (
-    "u1",
-    "i2",
-    "i4",
-    "i8",
-    "u2",
-    "f2",
-    "f4",
-    "f8",
-    "c8",
-    "?",
-    ">i4",
-    "U3",
-    "S3",
-    "O",
-    "M8[s]",
+    *("u1", "i2", "i4", "i8", "u2", "f2", "f4", "f8", "c8"),
+    *("?", ">i4", "U3", "S3", "O", "M8[s]"),
 )
 
 LEAVES = {
@@ -191,40 +178,33 @@ def form(value: Any) -> Any:
     return kind, repr(value)
 
 
-both = st.tuples(st.sampled_from(sorted(LEAVES)), st.sampled_from(sorted(LEAVES)))
-alike = st.sampled_from(sorted(LEAVES)).map(lambda leaf: (leaf, leaf))
-
-
 @st.composite
 def two_samples(draw: Any) -> list[Sample]:
     """A batch of two samples, alike or not."""
-    container = draw(st.sampled_from(sorted(CONTAINERS)))
-    return [(container, leaf, number) for number, leaf in enumerate(draw(alike | both), 1)]
+    leaf = st.sampled_from(sorted(LEAVES))
+    container, first = draw(st.sampled_from(sorted(CONTAINERS))), draw(leaf)
+    return [(container, first, 1), (container, draw(st.just(first) | leaf), 2)]
 
 
-_EACH = [[("as it is", leaf, 1), ("as it is", leaf, 2)] for leaf in sorted(LEAVES)]
-_AFTER_ARRAY = [[("tuple", "array f4", 1), ("tuple", leaf, 2)] for leaf in sorted(LEAVES)]
-_AFTER_TENSOR = [[("dict", "tensor large", 1), ("dict", leaf, 2)] for leaf in sorted(LEAVES)]
-_EACH_CONTAINER = [
-    [(container, "tensor large", 1), (container, "tensor large", 2)] for container in CONTAINERS
+EACH = [
+    *([("as it is", leaf, 1), ("as it is", leaf, 2)] for leaf in sorted(LEAVES)),
+    *([("tuple", "array f4", 1), ("tuple", leaf, 2)] for leaf in sorted(LEAVES)),
+    *([("dict", "tensor large", 1), ("dict", leaf, 2)] for leaf in sorted(LEAVES)),
+    *([(each, "tensor large", 1), (each, "tensor large", 2)] for each in CONTAINERS),
 ]
 
 
 def assert_as_torch(seat: Any, batches: list[list[Sample]]) -> None:
     data = Samples(batches)
-    want, got = (
-        outcomes(torch_loader(data, batch_size=2)),
-        outcomes(seat.loader(data, batch_size=2)),
-    )
-    other = [each for each in zip(batches, got, want, strict=True) if each[1] != each[2]]
-    assert other == []
+    want, got = (outcomes(make(data, batch_size=2)) for make in (torch_loader, seat.loader))
+    assert [each for each in zip(batches, got, want, strict=True) if each[1] != each[2]] == []
 
 
 @in_every_seat
 def test_every_batch_is_what_torch_makes_of_its_samples(seat: Any) -> None:
     """Each kind of sample, also after an array and a large tensor, and in each container: the same
     types, dtypes and values, or the same error and text."""
-    assert_as_torch(seat, _EACH + _AFTER_ARRAY + _AFTER_TENSOR + _EACH_CONTAINER)
+    assert_as_torch(seat, EACH)
 
 
 @in_seats(THREADS, FORKED)

@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import threading
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from _datasets import BulkData, Made, MapData, RecordingSampler, StreamData
-from _fuzz import QUICK, in_both_forms, run_long, run_short
+from _fuzz import QUICK, run_long, run_short
 from _inside import state_of
 from _loader_helpers import (
     PATIENCE_SECONDS,
@@ -118,9 +118,8 @@ class Case:
         if self.picky is not None:
             options["collate_fn"] = partial(picky, self.picky)
         if self.num_workers:
-            options["prefetch_factor"] = self.prefetch_factor
-            options["persistent_workers"] = self.persistent_workers
-            options["in_order"] = self.in_order
+            for name in ("prefetch_factor", "persistent_workers", "in_order"):
+                options[name] = getattr(self, name)
         if self.order not in ("batch_sampler", "epoch batches"):
             options["batch_size"] = self.batch_size
             options["drop_last"] = self.drop_last and self.batch_size is not None
@@ -135,14 +134,14 @@ class Case:
             counting = options[self.order] = RecordingSampler(self.indices)
         return loader_class(data, **options), counting
 
-    def play(self, loader_class, epochs=2):
-        """Everything a training loop and the random generators can tell about the loader. Out of
-        order it is the batches and errors alone, sorted."""
+    def play(self, loader_class):
+        """Everything a training loop and the random generators can tell about the loader, in two
+        epochs. Out of order it is the batches and errors alone, sorted."""
         torch.manual_seed(self.seed)
         generator = torch.Generator().manual_seed(self.seed + 1) if self.own_generator else None
         loader, sampler = self.build(loader_class, generator)
         story = []
-        for _ in range(epochs):
+        for _ in range(2):
             if not self.in_order:
                 story += [length_of(loader), sorted(epoch_of(loader), key=repr)]
                 continue
@@ -257,8 +256,15 @@ def examples_of(test):
     return test
 
 
-@in_both_forms(short=150, long=800)
-def test_epochs_equal_torchs(num_examples):
+@pytest.mark.parametrize(
+    ("kind", "num_examples"),
+    [
+        pytest.param(ThreadLoader, 150, id="threads"),
+        pytest.param(DataLoader, 12, id="processes"),  # by default, for these datasets
+        pytest.param(ThreadLoader, 800, id="long", marks=pytest.mark.long),
+    ],
+)
+def test_epochs_equal_torchs(kind, num_examples):
     """Batches, order, errors, len, sampler pulls and generator states are torch's; round robin over
     the workers of an iterable; out of order nothing is lost and nothing comes twice."""
 
@@ -266,17 +272,9 @@ def test_epochs_equal_torchs(num_examples):
     @given(case=cases())
     @examples_of
     def check(case):
-        assert case.play(ThreadLoader) == case.play(ModelLoader)
+        assert case.play(kind) == case.play(ModelLoader)
 
     check()
-
-
-@settings(QUICK, max_examples=12)
-@given(case=cases())
-@examples_of
-def test_epochs_equal_torchs_when_workers_are_processes(case):
-    """The same of the default, which starts processes for these datasets."""
-    assert case.play(DataLoader) == case.play(ModelLoader)
 
 
 class _Bulk(Dataset):
@@ -315,7 +313,6 @@ def test_epochs_equal_torchs_for_common_datasets(dataset, options, num_workers):
 @pytest.mark.parametrize("in_order", [True, False])
 def test_batches_come_in_order_when_completed_out_of_order(in_order):
     """A slow first sample delays everyone in order, and nobody out of order."""
-
     gate = threading.Event()
 
     def sample(index):
@@ -326,12 +323,13 @@ def test_batches_come_in_order_when_completed_out_of_order(in_order):
             gate.set()
         return index
 
-    loader = ThreadLoader(Made(sample, 4), None, num_workers=2, in_order=in_order)
     seen = []
-    for batch in loader:
+    for batch in ThreadLoader(Made(sample, 4), None, num_workers=2, in_order=in_order):
         gate.set()
         seen.append(batch)
-    assert (seen == [0, 1, 2, 3]) if in_order else (sorted(seen) == [0, 1, 2, 3] and seen[0] != 0)
+    assert sorted(seen) == [0, 1, 2, 3]
+    assert (seen[0] == 0) is in_order
+    assert not in_order or seen == [0, 1, 2, 3]
 
 
 NUM_ITERATORS = 2
@@ -389,47 +387,31 @@ class LoaderMachine(RuleBasedStateMachine):
     @initialize(case=cases(min_length=1, in_order=True))
     def build(self, case):
         self.sides = [Side(ModelLoader, case), Side(self.ours, case)]
-        self.case = case
-        self.has_begun = self.was_resumed = False
-        self.started = [False] * NUM_ITERATORS
-        self.latest: int | None = None  # whose epoch is the loader's, and has not ended
-        self.epoch: int | None = None
+        self.has_begun, self.started = False, [False] * NUM_ITERATORS
 
     def both(self, what):
         theirs, ours = (side.do(what) for side in self.sides)
         assert ours == theirs
-        if not self.was_resumed:  # its order was drawn again, not its generator wound forward
-            assert torch.equal(self.sides[0].rng_state, self.sides[1].rng_state)
+        assert torch.equal(self.sides[0].rng_state, self.sides[1].rng_state)
         return ours
 
     @rule(place=places)
     def start_epoch(self, place):
         """Also in the middle of another one: of persistent workers that is its end."""
-        if self.was_resumed and (self.latest is not None or not self.started[place]):
-            return  # how far generators are in mid-epoch depends on the number of workers
         self.both(lambda side: side.start(place))
         self.started[place] = self.has_begun = True
-        self.latest = place
-
-    def step_once(self, place):
-        event = self.both(lambda side: side.step(place))
-        # Persistent workers have one iterator, which begins anew for each place.
-        is_latest = place == self.latest or self.sides[0].loader.persistent_workers
-        if event[0] is StopIteration and is_latest:
-            self.latest = None
-        return event
 
     @rule(place=places, count=st.integers(1, 12))
     def step(self, place, count):
         for _ in range(count if self.started[place] else 0):
-            self.step_once(place)
+            self.both(lambda side: side.step(place))
 
     @rule(place=places)
     def finish(self, place):
         if not self.started[place]:
             return
         for _ in range(500):
-            if self.step_once(place)[0] is StopIteration:
+            if self.both(lambda side: side.step(place))[0] is StopIteration:
                 return
         raise AssertionError("the epoch does not end")
 
@@ -441,18 +423,12 @@ class LoaderMachine(RuleBasedStateMachine):
 
     @rule(place=places)
     def drop(self, place):
-        if self.was_resumed:
-            return
         self.started[place] = False
-        self.latest = None if self.latest == place else self.latest
         for side in self.sides:
             side.iterators[place] = None
 
     @rule(epoch=st.integers(0, 3))
     def set_epoch(self, epoch):
-        if self.was_resumed and self.latest is not None:
-            return  # without workers a sampler may not have begun, and would listen
-        self.epoch = epoch
         for side in self.sides:
             side.set_epoch(epoch)
 
@@ -472,32 +448,11 @@ class LoaderMachine(RuleBasedStateMachine):
             if error is not None:
                 bad[index] = error
 
-    @rule(num_workers=st.sampled_from([0, 1, 3]))
-    def resume(self, num_workers):
-        """Ours goes on in another loader, in the middle of its epoch; torch's just goes on."""
-        place, old = self.latest, self.sides[1]
-        if place is None or self.started.count(True) != 1 or self.case.data == "mortal":
-            return  # a generator that has ended by an error would begin again
-        state = json.loads(json.dumps(old.loader.state_dict()))
-        case = replace(self.case, bad=old.loader.dataset.bad)
-        if self.case.data not in ("stream", "split"):  # each of its workers has a place of its own
-            is_kept = self.case.persistent_workers and self.case.num_workers
-            # Persistent ones draw one base seed for all their epochs.
-            case = replace(case, num_workers=max(1, num_workers) if is_kept else num_workers)
-            case = replace(case, persistent_workers=bool(is_kept))
-        new = self.sides[1] = Side(self.ours, case)
-        new.rng_state = old.rng_state.clone()  # as training programs restore it
-        with new.turn():
-            new.loader.load_state_dict(state)
-            new.start(place)
-        if self.epoch is not None:
-            new.set_epoch(self.epoch)
-        self.was_resumed = True
-
     @rule()
     def look(self):
-        """Reading figures changes nothing."""
+        """Reading figures, or a state, changes nothing."""
         loader = self.sides[1].loader
+        json.dumps(loader.state_dict())
         if state_of(loader).figures.stats is not None:
             assert len(loader.snapshot().stages) == 2
             assert str(loader.report())

@@ -3,9 +3,6 @@
 import decimal
 import multiprocessing
 
-import _idioms_files  # noqa: F401  # registers its idioms
-import _idioms_objects  # noqa: F401
-import _idioms_process  # noqa: F401
 import pytest
 from _datasets import Drawing
 from _idioms import IDIOMS, samples_of
@@ -54,8 +51,7 @@ def test_threads_take_over_what_the_program_set_for_its_own():
         assert list(loader) == [[40]] * 8
 
 
-@pytest.mark.parametrize("name", ["TimeLimit", "worker_sets_signal_handlers"])
-def test_signals_need_a_process_of_their_own(name, tmp_path):
+def test_signals_need_a_process_of_their_own(tmp_path):
     """Its handlers are set by its main thread alone."""
     with pytest.raises(ValueError, match="signal only works in main thread"):
-        load(DataLoader, name, tmp_path / "x", isolation="thread")
+        load(DataLoader, "TimeLimit", tmp_path / "x", isolation="thread")

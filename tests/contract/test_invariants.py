@@ -147,7 +147,8 @@ class Gated(Indices):
 
     def __getitem__(self, index):
         if index == self.held:
-            self.gate.open("rb", buffering=0).read(1)
+            with self.gate.open("rb", buffering=0) as gate:
+                gate.read(1)
         return index
 
     def open(self):
@@ -175,7 +176,6 @@ def gated(tmp_path):
 
 
 @with_workers
-@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 @pytest.mark.parametrize("kind", [Gated, GatedStream])
 def test_timeout_says_where_the_worker_is_and_the_batch_comes_after_it(seat, kind, tmp_path):
     """By the user's frames alone, not those of the trainer, which a forked child's stack begins
@@ -186,7 +186,7 @@ def test_timeout_says_where_the_worker_is_and_the_batch_comes_after_it(seat, kin
         try:
             seen += next(batches).tolist()
         except RuntimeError as error:  # also where the machine has no time for a worker
-            if "self.gate.open" in str(error):
+            if "gate.read" in str(error):
                 told = str(error)
                 data.open()
     assert "DataLoader timed out after 0.2 seconds" in told

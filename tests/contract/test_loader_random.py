@@ -1,6 +1,5 @@
 """Random numbers while loading: a stream for each sample, and the trainer's left alone."""
 
-import pickle
 import random
 from concurrent.futures import ThreadPoolExecutor
 from random import (
@@ -19,8 +18,6 @@ from torch.utils.data import (
     IterableDataset,
     get_worker_info,
 )
-
-from spdl_torch.loader.rng.keys import Purpose, StreamKey
 
 THREADS = {"num_workers": 3, "isolation": "thread"}
 PROCESSES = {"num_workers": 2, "isolation": "process"}
@@ -61,22 +58,18 @@ def test_streams_do_not_depend_on_batch_size(batch_size, workers):
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_seed_makes_every_epoch_replayable(persistent):
-    """Epoch n has the same streams in a new loader, whatever torch's own seed is."""
-    options = {"seed": 5, "persistent_workers": persistent, **THREADS}
-    loader = DataLoader(Made(three_draws), 4, **options)
+    """Epoch n has the same streams in a new loader, whatever torch's own seed is; no two samples of
+    any epochs have the same, without a seed either."""
+    options = {"persistent_workers": persistent, **THREADS}
+    loader = DataLoader(Made(three_draws), 4, seed=5, **options)
     epochs = [drawn(loader) for _ in range(3)]
     torch.manual_seed(123)
-    again = DataLoader(Made(three_draws), 4, **{**options, "persistent_workers": False})
+    again = DataLoader(Made(three_draws), 4, seed=5, **THREADS)
     assert [drawn(again) for _ in range(3)] == epochs
     assert [drawn(DataLoader(Made(three_draws), 4, seed=5))] == epochs[:1]
-    assert drawn(DataLoader(Made(three_draws), 4, seed=6)) != epochs[0]
-    assert len({sample for epoch in epochs for sample in epoch}) == 36, "no two are alike"
-
-
-def test_no_two_samples_of_persistent_workers_have_the_same_stream():
-    """Of two epochs, whose workers have one base seed."""
-    loader = DataLoader(Made(lambda _: torch.rand(4)), 3, persistent_workers=True, **THREADS)
-    assert len(torch.unique(torch.cat([*loader, *loader]), dim=0)) == 24
+    for other in (DataLoader(Made(three_draws), 4, **options, seed=seed) for seed in (6, None)):
+        epochs += [drawn(other), drawn(other)]
+    assert len({sample for epoch in epochs for sample in epoch}) == 7 * 12, "no two are alike"
 
 
 def test_epoch_is_the_samplers_where_it_was_set():
@@ -258,13 +251,6 @@ def test_worker_streams_are_replayable_when_seeded():
     assert epochs[0] != epochs[1]
 
 
-def test_spawned_process_takes_over_what_random_is_pickled_as():
-    """The object behind ``random`` is pickled as torch's and Python's own classes alone."""
-    list(DataLoader([1], **THREADS))
-    for value in (random.random, random.randint, random.random.__self__, np.random.rand):
-        assert b"spdl" not in pickle.dumps(value)
-
-
 def test_functions_that_are_led_elsewhere_look_as_they_did():
     """What programs ask the functions of ``random``, ``numpy.random`` and torch for is the same
     after a loader: their generator, name, text, signature, pickle and copy. And on the trainer's
@@ -274,19 +260,21 @@ def test_functions_that_are_led_elsewhere_look_as_they_did():
         import numpy as np
         import torch
 
-        def look(function):
-            def asked(ask):
-                try:
-                    return ask()
-                except Exception as error:
-                    return type(error)
+        def asked(ask, function):
+            try:
+                return ask(function)
+            except Exception as error:
+                return type(error)
 
+        def look(function):
             names = ("__self__", "__name__", "__qualname__", "__module__", "__doc__")
             found = [getattr(function, name, "none") for name in (*names, "__text_signature__")]
-            found += [asked(lambda: inspect.signature(function)), callable(function)]
             found += [isinstance(function, types.MethodType | types.BuiltinMethodType)]
-            found += [asked(lambda: pickle.loads(pickle.dumps(function)).__name__)]
-            found += [asked(lambda: copy.copy(function).__name__)]
+            for ask in (
+                inspect.signature, callable, lambda it: copy.copy(it).__name__,
+                lambda it: pickle.loads(pickle.dumps(it)).__name__,
+            ):
+                found.append(asked(ask, function))
             return found
 
         def all_looks():
@@ -300,8 +288,8 @@ def test_functions_that_are_led_elsewhere_look_as_they_did():
         def drawn():
             random.seed(4)
             np.random.seed(4)
-            found = [random.random(), random.random(), random.getrandbits(70)]
-            found += [random.gauss(0, 1), random.gauss(0, 1), random.sample(range(99), 5)]
+            found = [random.random(), random.getrandbits(70), random.sample(range(99), 5)]
+            found += [random.gauss(0, 1), random.gauss(0, 1)]
             found += [np.random.rand(2), np.random.randn(3), np.random.permutation(9)]
             found += [np.random.ranf(), sum(random.getstate()[1]), random.getstate()[2]]
             again = pickle.loads(pickle.dumps((random.random, random.gauss, np.random.rand)))
@@ -313,15 +301,17 @@ def test_functions_that_are_led_elsewhere_look_as_they_did():
         list(DataLoader([1, 2, 3], num_workers=2))
         list(DataLoader([1, 2, 3]))
         after = all_looks()
-        print(drawn() == numbers, len(numbers) > 100)
+        print(drawn() == numbers, len(before) > 60)
         print({name[0] for name, look in before.items() if after[name] != look})
         print(generators == (random.random.__self__, np.random.random.__self__))
         # Written as MONAI and others write their defaults.
-        print(np.random.random.__self__.uniform(2, 3) > 2, len(before) > 60)
+        print(np.random.random.__self__.uniform(2, 3) > 2)
+        for value in (random.random, random.randint, random.random.__self__, np.random.rand):
+            assert b"spdl" not in pickle.dumps(value)  # a spawned process may have none of ours
     """
     result = run_script(script)
     assert result.stderr == ""
-    assert result.stdout.splitlines() == ["True True", "set()", "True", "True True"]
+    assert result.stdout.splitlines() == ["True True", "set()", "True", "True"]
 
 
 def test_threads_of_the_trainer_draw_from_the_process_while_a_batch_is_made():
@@ -373,14 +363,3 @@ def test_draws_on_another_default_device_are_left_alone():
     with torch.device("meta"):
         batch = next(iterator)
     assert batch.device.type == "meta"
-
-
-def test_seeds_do_not_collide():
-    """Neighbouring epochs, positions and purposes have different seeds."""
-    seeds = {
-        StreamKey(epoch).seed(position, purpose)
-        for epoch in range(8)
-        for position in range(1000)
-        for purpose in Purpose
-    }
-    assert len(seeds) == 8 * 1000 * len(Purpose)

@@ -11,11 +11,10 @@ import _warm
 import numpy as np
 import pytest
 import torch
-from _first_draws import Stream, collate, digest_of
+from _first_draws import Draws, InBatches, Stream, collate, digest_of
 from _folders import HELPERS
 from _loader_helpers import assert_threads_end
 from _seats import FORKED, NONE, THREADS, in_every_seat, in_seats
-from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
 from spdl_torch.loader.rng.patches import install
@@ -29,37 +28,6 @@ def _loaders_have_run() -> None:
     """A function that was kept before the first loader draws from the process's generator. (Not at
     the import: other files need such functions.)"""
     install()
-
-
-class Augmented(Dataset):
-    """Draws from all that samples draw from: functions of torch, ``random`` and ``numpy.random``
-    (called, kept, and in C++), and generators of its own."""
-
-    def __init__(self) -> None:
-        self.kept = random.random, np.random.random_sample, np.random.ranf
-        self.own_python = random.Random(1)
-        self.own_numpy = np.random.default_rng(2)
-        self.transforms = {"old": np.random.RandomState(3), "torch": torch.Generator()}
-        self.dropout = nn.Dropout(0.5)
-
-    def __len__(self) -> int:
-        return LENGTH
-
-    def __getitem__(self, index: int) -> list[float]:
-        drawn = [float(index), float(torch.rand(())), random.gauss(0, 1), np.random.normal()]
-        drawn += [draw() for draw in self.kept]
-        drawn += [self.own_python.random(), self.own_numpy.random()]
-        drawn += [self.transforms["old"].rand()]
-        drawn += torch.rand(2, generator=self.transforms["torch"]).tolist()
-        drawn += self.dropout(torch.ones(4)).tolist()
-        return [*drawn, *torch.randperm(3).tolist(), random.random(), np.random.rand()]
-
-
-class InBatches(Augmented):
-    """The same samples, made by the batch."""
-
-    def __getitems__(self, indices: list[int]) -> list[list[float]]:
-        return [self[index] for index in indices]
 
 
 def drawn(loader: Any) -> str:
@@ -80,7 +48,9 @@ def seed_all(seed: int) -> None:
 
 def loader_in(seat: Any, kind: type) -> Any:
     options = {"seed": 5, "generator": torch.Generator(), "worker_init_fn": seed_all}
-    return seat.loader(kind(), batch_size=BATCH_SIZE, collate_fn=collate, **options)
+    kept = {"kept": (random.random, np.random.random_sample, np.random.ranf)}
+    dataset = kind() if kind is Stream else kind(**kept)
+    return seat.loader(dataset, batch_size=BATCH_SIZE, collate_fn=collate, **options)
 
 
 def states() -> Any:
@@ -89,7 +59,7 @@ def states() -> Any:
 
 
 @in_every_seat
-@pytest.mark.parametrize("kind", [Augmented, InBatches, Stream])
+@pytest.mark.parametrize("kind", [Draws, InBatches, Stream])
 def test_samples_draw_the_same_bits_in_every_seat(seat: Any, kind: Any) -> None:
     """As without workers, in two epochs, and the trainer's generators stand still, whatever workers
     seed; the items of an iterable by their worker and their number in it."""

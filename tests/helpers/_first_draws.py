@@ -11,6 +11,7 @@ import json
 import random
 import warnings
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,23 +26,32 @@ MANY = 120
 
 
 class Draws:
-    """Each sample draws from all that samples draw from."""
+    """Each sample draws from all that samples draw from: functions of torch, ``random`` and
+    ``numpy.random`` (called, ``kept``, and in C++), and generators of its own."""
 
     thread_safe = True
 
-    def __init__(self, length: int = 12, first: int = 0) -> None:
+    def __init__(self, length: int = 12, first: int = 0, kept: Any = ()) -> None:
         self.length = length
         self.first = first  # samples before it draw nothing
-        self.own = np.random.default_rng(2)
+        self.kept = kept
+        self.own_python = random.Random(1)
+        self.own_numpy = np.random.default_rng(2)
+        self.transforms = {"old": np.random.RandomState(3), "torch": torch.Generator()}
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, index: int) -> list[float]:
         if index < self.first:
-            return [float(index)] * 6
-        drawn = [torch.rand(()).item(), random.random(), np.random.rand(), self.own.random()]
-        return [float(index), *drawn, torch.dropout(torch.ones(1), 0.5, True).item()]
+            return [float(index)] * 16
+        drawn = [float(index), torch.rand(()).item(), random.gauss(0, 1), np.random.normal()]
+        drawn += [draw() for draw in self.kept]
+        drawn += [self.own_python.random(), self.own_numpy.random()]
+        drawn += [self.transforms["old"].rand()]
+        drawn += torch.rand(2, generator=self.transforms["torch"]).tolist()
+        drawn += torch.dropout(torch.ones(2), 0.5, True).tolist()
+        return [*drawn, *torch.randperm(3).tolist(), random.random(), np.random.rand()]
 
 
 class InBatches(Draws):

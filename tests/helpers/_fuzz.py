@@ -3,7 +3,6 @@
 import gc
 from time import monotonic
 
-import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
@@ -14,14 +13,6 @@ QUICK = settings(
     # Explaining a failure runs it under a tracer, which threads and their locks do not bear well.
     phases=[phase for phase in Phase if phase is not Phase.explain],
 )
-
-
-def in_both_forms(*, short, long):
-    """Parametrize a test of a property by ``num_examples``: few, and with the long forms many."""
-    return pytest.mark.parametrize(
-        "num_examples",
-        [pytest.param(short, id="short"), pytest.param(long, id="long", marks=pytest.mark.long)],
-    )
 
 
 def run_short(machine, *, examples, steps):

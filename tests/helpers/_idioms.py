@@ -1,11 +1,21 @@
+# ruff: noqa: SIM115  # handles that stay open are among what this file is about
 """Datasets as repositories write them for torch's worker processes.
 
 An idiom is a function that makes one in an empty folder. The samples are known: mostly pairs of an
-index and a value that must be equal to it. The idioms stand in ``_idioms_files.py`` (handles and
-readers), ``_idioms_objects.py`` (objects that samples leave something in) and
-``_idioms_process.py`` (globals, environment, settings, signals).
+index and a value that must be equal to it. They keep handles and readers, objects that samples
+leave something in, and what belongs to a process: globals, environment, settings, signals.
 """
 
+import contextlib
+import gc
+import io
+import mmap
+import multiprocessing
+import os
+import random
+import signal
+import threading
+import warnings
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,10 +24,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 N = 240  # samples
-NUMBERS = list(range(N))
 
 _PIXELS = bytes(100_000)
 
@@ -62,6 +71,9 @@ class Samples(Dataset):
     def __getitem__(self, index):
         return index, self.value(index)
 
+    def value(self, index):
+        return decode(index)
+
 
 IDIOMS: dict[str, Callable[[Path], Idiom]] = {}
 
@@ -77,3 +89,396 @@ def simple(kind):
     """Register a dataset class whose objects need nothing but their folder, or not even that."""
     IDIOMS[kind.__name__] = lambda folder: Idiom(dataset=kind(folder))
     return kind
+
+
+# -- handles and readers
+
+
+def written(folder, size=64):
+    """Write N records and return the file's path."""
+    path = folder / "records.bin"
+    path.write_bytes(b"".join(b"%-*d" % (size, number) for number in range(N)))
+    return path
+
+
+def read(file, index, size=64):
+    """Read one record in two steps, as ``seek`` makes everybody do."""
+    file.seek(index * size)
+    return int(decode(file.read(size)))
+
+
+class Reader:
+    """Opens its file when it is first asked."""
+
+    def __init__(self, folder):
+        self.path, self.file = written(folder), None
+
+    def value(self, index):
+        self.file = self.file or open(self.path, "rb")
+        return read(self.file, index)
+
+
+@simple
+class LazilyOnSelf(Reader, Samples):
+    """A file that is opened on the first sample, on self."""
+
+
+@simple
+class LazilyInHelper(Samples):
+    """A helper object opens the file."""
+
+    def __init__(self, folder):
+        self.reader = Reader(folder)
+
+    def value(self, index):
+        return self.reader.value(index)
+
+
+@simple
+class FileInInit(Samples):
+    """A small file that is opened in the beginning, for its header."""
+
+    def __init__(self, folder):
+        # It fits into the file's buffer, so that torch's workers do not read it again.
+        self.file = open(written(folder, 16), "rb")
+        self.first = self.file.peek(16)
+
+    def value(self, index):
+        return read(self.file, index, 16)
+
+
+@simple
+class MemoryMapInInit(Samples):
+    """A memory map that is opened in the beginning, and has a position of its own."""
+
+    def __init__(self, folder):
+        with open(written(folder), "rb") as file:
+            self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def value(self, index):
+        return read(self.map, index)
+
+
+# -- objects in which one sample leaves what the next must not see
+
+
+class ShiftOfBoth:
+    """A step of a recipe, which draws for the image and repeats it for the mask."""
+
+    def __call__(self, image, mask):
+        self.by = random.randrange(1_000_000)
+        return decode(image + self.by), mask + self.by
+
+
+@simple
+class AugmentationInRecipe(Samples):
+    """A list of steps, each with its state."""
+
+    def __init__(self, folder):
+        self.pipeline = [ShiftOfBoth(), ShiftOfBoth()]
+
+    def value(self, index):
+        image, mask = index, 0
+        for step in self.pipeline:
+            image, mask = step(image, mask)
+        return image - mask
+
+
+def reading_through(last):
+    """Return a function that keeps something in a variable around it."""
+
+    def load(index):
+        last.append(index)
+        decode(index)
+        return last.pop()
+
+    return load
+
+
+@simple
+class ClosureWithState(Samples):
+    """A function that keeps something in the variables around it."""
+
+    def __init__(self, folder):
+        self.load = reading_through([])
+
+    def value(self, index):
+        return self.load(index)
+
+
+@simple
+class ScratchBuffer(Samples):
+    """One numpy buffer into which every record is read."""
+
+    def __init__(self, folder):
+        self.path, self.buffer = written(folder), np.zeros(64, dtype=np.uint8)
+
+    def value(self, index):
+        with open(self.path, "rb") as file:
+            file.seek(64 * index)
+            file.readinto(self.buffer)
+        return int(decode(self.buffer).tobytes())
+
+
+@simple
+class BufferOfClass(Samples):
+    """A buffer that is an attribute of the class."""
+
+    buffer = bytearray(8)
+
+    def value(self, index):
+        self.buffer[:] = b"%8d" % index
+        return int(decode(self.buffer))
+
+
+def _coroutine():
+    answer = None
+    while True:
+        answer = decode((yield answer))
+
+
+@simple
+class GeneratorKept(Samples):
+    """A generator that is sent each index."""
+
+    def __init__(self, folder):
+        self.generator = _coroutine()
+        next(self.generator)
+
+    def value(self, index):
+        return self.generator.send(index)
+
+
+class Padding:
+    """Pads into a buffer that is kept, and returns a copy."""
+
+    def __init__(self):
+        self.buffer = torch.zeros(16, 2, dtype=torch.int64)
+
+    def __call__(self, samples):
+        self.buffer.zero_()
+        for row, sample in enumerate(samples):
+            self.buffer[row] = torch.tensor(sample)
+        return self.buffer[: len(samples)].clone()
+
+
+@idiom
+def collate_object_with_buffer(folder):
+    """An object as ``collate_fn``."""
+    return Idiom(dataset=Samples(), options={"collate_fn": Padding()})
+
+
+@simple
+class ChangesItsTensor(Samples):
+    """``x = self.data[i]; x += 1`` changes the dataset; of torch's workers only the worker's."""
+
+    def __init__(self, folder):
+        self.data = torch.arange(N).repeat(2, 1).T.contiguous()
+
+    def __getitem__(self, index):
+        row = decode(self.data[index])
+        row += 1
+        return row
+
+
+@idiom
+def sampler_that_sets_the_epoch(folder):
+    """A sampler that tells the dataset of the epoch as it begins: workers have begun before."""
+
+    class WithEpoch(Samples):
+        epoch = 0
+
+        def value(self, index):
+            return self.epoch
+
+    class Announcing:
+        def __len__(self):
+            return N
+
+        def __iter__(self):
+            dataset.epoch += 1
+            yield from range(N)
+
+    dataset = WithEpoch()
+    return Idiom(dataset=dataset, options={"sampler": Announcing()})
+
+
+@simple
+class SeededByIndex(Samples):
+    """Each sample seeds the generators it draws from."""
+
+    def value(self, index):
+        for seed in (random.seed, np.random.seed, torch.manual_seed):
+            seed(index)
+        decode(index)
+        got = random.random(), np.random.rand(), torch.rand(()).item()
+        generators = random.Random(index), np.random.RandomState(index)
+        torchs = torch.rand((), generator=torch.Generator().manual_seed(index)).item()
+        return index if got == (*(g.random() for g in generators), torchs) else -1
+
+
+# -- what belongs to a process
+
+
+class Shards(IterableDataset):
+    """Numbers of which a worker yields its share, found out in some way."""
+
+    def __init__(self, find):
+        self.find = find
+        self.files = list(range(N // 4))
+
+    def __iter__(self):
+        number, num_workers = self.find(self)
+        for file in decode(self.files[number::num_workers]):
+            yield from (decode(4 * file + part) for part in range(4))
+
+
+def sharded(find, **options):
+    """Return such an idiom."""
+    return Idiom(dataset=Shards(find), options=options)
+
+
+def share_of(worker):
+    """The worker's number, and how many there are."""
+    return worker, get_worker_info().num_workers
+
+
+@idiom
+def shuffled_then_divided(folder):
+    """Every worker shuffles the list of files in the same way, and takes its share."""
+
+    def shuffle(dataset):
+        random.Random(0).shuffle(dataset.files)
+        return share_of(get_worker_info().id)
+
+    return sharded(shuffle)
+
+
+SHARD = (0, 1)
+LOCAL = threading.local()
+
+
+@idiom
+def shard_in_a_global(folder):
+    """``worker_init_fn`` sets a global of the module."""
+
+    def begin(worker):
+        global SHARD
+        SHARD = share_of(worker)
+
+    return sharded(lambda _: SHARD, worker_init_fn=begin)
+
+
+@idiom
+def shard_by_process_identity(folder):
+    """The number that multiprocessing gives to its processes."""
+
+    def find(_):
+        identity = multiprocessing.current_process()._identity
+        return (identity[-1] if identity else 0) % 4, 4
+
+    return sharded(find, num_workers=4)
+
+
+@idiom
+def shard_in_thread_local(folder):
+    """``worker_init_fn`` sets a thread-local variable: right, if it runs on the same thread."""
+
+    def begin(worker):
+        LOCAL.shard = share_of(worker)
+
+    return sharded(lambda _: LOCAL.shard, worker_init_fn=begin)
+
+
+@simple
+class FolderOfSample(Samples):
+    """Relative paths, in a folder that is changed to."""
+
+    def __init__(self, folder):
+        self.folders = [folder / str(number) for number in range(2)]
+        for number, each in enumerate(self.folders):
+            each.mkdir()
+            (each / "x.txt").write_text(str(number))
+
+    def value(self, index):
+        os.chdir(self.folders[index % 2])
+        with open("x.txt") as file:
+            return index if decode(int(file.read())) == index % 2 else -1
+
+
+@simple
+class OutputCaught(Samples):
+    """A library that prints its result, or prints too much."""
+
+    def value(self, index):
+        caught = io.StringIO()
+        with contextlib.redirect_stdout(caught):
+            print(index)
+            decode(index)
+            print(index)
+        lines = caught.getvalue().split()
+        return index if lines == [str(index)] * 2 else -1
+
+
+@simple
+class TimeLimit(Samples):
+    """An alarm bounds the time of each sample."""
+
+    def value(self, index):
+        before = signal.signal(signal.SIGALRM, self.late)
+        signal.setitimer(signal.ITIMER_REAL, 10)
+        try:
+            return decode(index)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+
+    def late(self, number, frame):
+        raise TimeoutError
+
+
+SETTINGS = {
+    "default_dtype": (
+        lambda: torch.set_default_dtype(torch.float64),
+        lambda: torch.zeros(1).dtype is torch.float64,
+    ),
+    "deterministic_mode": (
+        lambda: torch.set_deterministic_debug_mode("warn"),
+        torch.are_deterministic_algorithms_enabled,
+    ),
+    "working_directory": (lambda: os.chdir("/"), lambda: os.getcwd() == "/"),
+    "environment": (
+        lambda: os.environ.__setitem__("OMP_NUM_THREADS", "1"),
+        lambda: os.environ["OMP_NUM_THREADS"] == "1",
+    ),
+    "gc": (gc.disable, lambda: not gc.isenabled()),
+    "warnings_filters": (
+        lambda: warnings.simplefilter("ignore"),
+        lambda: warnings.warn("ignored", stacklevel=1) is None,
+    ),
+    "signal_handlers": (
+        lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        lambda: signal.getsignal(signal.SIGINT) is signal.SIG_IGN,
+    ),
+}
+"""What a worker sets for its process, and whether that is so."""
+
+
+def setting(*names):
+    """Return an idiom whose ``worker_init_fn`` makes these settings, which samples look for."""
+
+    class Seen(Samples):
+        def value(self, index):
+            return index if all(SETTINGS[name][1]() for name in names) else -1
+
+    def begin(worker):
+        for name in names:
+            SETTINGS[name][0]()
+
+    return Idiom(dataset=Seen(), options={"worker_init_fn": begin})
+
+
+@idiom
+def worker_sets_its_process(folder):
+    """torch's settings, its folder, environment, warnings, garbage collection and signals."""
+    return setting(*SETTINGS)

@@ -178,12 +178,6 @@ def torch_loader(*args: Any, **kwargs: Any) -> torch_data.DataLoader:
         return torch_data.DataLoader(*args, **kwargs)
 
 
-def swap_batch_sampler(loader: Any, batch_sampler: Any) -> None:
-    """Swap it as timm does: the loader is made to think that it is still being initialised."""
-    with patch.object(loader, "_DataLoader__initialized", False):
-        loader.batch_sampler = batch_sampler
-
-
 def assert_threads_end(threads: list[Any] | None = None) -> None:
     """Every loader thread (or each of ``threads``) ends, with no help but collections of garbage.
 

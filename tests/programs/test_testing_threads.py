@@ -8,13 +8,10 @@ import sys
 import threading
 import warnings
 
-import _idioms_files  # noqa: F401  # registers its idioms
-import _idioms_objects  # noqa: F401
-import _idioms_process
 import numpy as np
 import pytest
 import torch
-from _idioms import IDIOMS, Samples
+from _idioms import IDIOMS, Samples, setting as idiom_of
 from torch.utils.data import IterableDataset, TensorDataset, get_worker_info
 
 from spdl_torch.testing import assert_thread_safe, thread_safety
@@ -33,7 +30,6 @@ def check(idiom, **options):
 @pytest.mark.parametrize(
     ("name", "shared"),
     [
-        ("AugmentationDrawnOnce", r"dataset\.aug\.by"),
         ("AugmentationInRecipe", r"dataset\.pipeline\[0\]\.by, dataset\.pipeline\[1\]\.by"),
         ("ScratchBuffer", r"the contents of dataset\.buffer"),
         ("ClosureWithState", r"last, a variable around dataset\.load \(list\)"),
@@ -41,7 +37,7 @@ def check(idiom, **options):
         ("LazilyInHelper", r"dataset\.reader\.file"),
         ("FileInInit", r"the position of dataset\.file"),
         ("MemoryMapInInit", r"the position of dataset\.map"),
-        ("sample_changes_its_tensor", r"the contents of dataset\.data"),
+        ("ChangesItsTensor", r"the contents of dataset\.data"),
         ("collate_object_with_buffer", r"the contents of collate_fn\.buffer"),
         ("shuffled_then_divided", r"dataset\.files"),
     ],
@@ -59,9 +55,7 @@ def test_what_threads_share_is_named(name, shared, tmp_path):
 @pytest.mark.parametrize(
     "name",
     [
-        *("BufferOfClass", "shard_in_a_global"),
-        *("TemporaryFileByPid", "shard_in_the_environment", "FolderOfSample", "OutputCaught"),
-        "TimeLimit",
+        *("BufferOfClass", "shard_in_a_global", "FolderOfSample", "OutputCaught", "TimeLimit"),
     ],
 )
 def test_what_the_process_shares_is_found(name, tmp_path):
@@ -85,7 +79,7 @@ def test_setting_that_reaches_the_trainer_is_a_failure(name, setting):
     """Though every sample is right."""
     match = f"must leave the process as it is, but it changed {setting}.*the trainer's too"
     with pytest.raises(AssertionError, match=match):
-        check(_idioms_process.setting(name))
+        check(idiom_of(name))
 
 
 def _state_of_the_process():
@@ -103,9 +97,7 @@ def _state_of_the_process():
     }
 
 
-@pytest.mark.parametrize(
-    "name", ["FolderOfSample", "PrecisionOfSample", "OutputCaught", "DictAsCache", "broken"]
-)
+@pytest.mark.parametrize("name", ["FolderOfSample", "OutputCaught", "LazilyOnSelf", "broken"])
 def test_everything_is_put_back(name, tmp_path):
     """Whether the dataset fails the check, passes it or raises."""
     before = _state_of_the_process()
@@ -115,9 +107,9 @@ def test_everything_is_put_back(name, tmp_path):
         else:
             check(IDIOMS[name](tmp_path))
     except (AssertionError, LookupError):
-        assert name != "DictAsCache"
+        assert name != "LazilyOnSelf"
     else:
-        assert name == "DictAsCache"
+        assert name == "LazilyOnSelf"
     assert _state_of_the_process() == before
 
 
@@ -136,7 +128,7 @@ def test_error_without_threads_is_the_datasets_own():
 
 @pytest.mark.parametrize(
     "name",
-    ["lazily_on_self", "NumpyMemoryMap", "DictAsCache", "SeededByIndex", "shard_in_thread_local"],
+    ["LazilyOnSelf", "SeededByIndex", "shard_in_thread_local"],
 )
 def test_idiom_that_threads_can_load_passes(name, tmp_path):
     """Handles on self, what has no position, and what belongs to a thread."""
