@@ -24,7 +24,6 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from spdl_torch.errors import UnsupportedOptionError
 from spdl_torch.loader import user_warnings
-from spdl_torch.observe import recording
 
 TorchLoader = torch.utils.data.DataLoader
 SAMPLES = range(12)
@@ -57,18 +56,6 @@ def test_attributes_equal_torchs_after_construction(options):
     assert type(ours.sampler) is type(torchs.sampler)
     assert type(ours.batch_sampler) is type(torchs.batch_sampler)
     assert ours._index_sampler is (ours.batch_sampler or ours.sampler)
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_loader_carries_one_private_attribute_beside_torchs(num_workers):
-    """Before an epoch, in one, and after it, recorded or not: what we remember is behind it."""
-    ours, torchs = DataLoader(data8, num_workers=num_workers), torch_loader(data8)
-    for _ in range(2):
-        with recording(ours, logger=[]):
-            for _ in ours:
-                added = vars(ours).keys() - vars(torchs).keys()
-                assert {name for name in added if name.startswith("_")} == {"_state"}
-    assert not any(name.startswith("_") for name in vars(ours).keys() - {*vars(torchs), "_state"})
 
 
 def test_signature_is_torchs_with_keyword_only_extras():

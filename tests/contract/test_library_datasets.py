@@ -36,28 +36,30 @@ def imported(name):
         return library(name)
 
 
-def epochs_of(loader_type, dataset, **options):
-    """Return two epochs' batches, as plain numbers."""
-    loader = loader_type(dataset, batch_size=4, num_workers=4, **options)
-    epochs = []
-    for number in range(2):
-        if hasattr(dataset, "set_epoch"):
-            dataset.set_epoch(number)
-        epochs.append([samples_of(batch) for batch in loader])
-    return epochs
-
-
 def assert_as_torchs(make, expected):
     """Two epochs have the batches of torch's loader, and all samples."""
-    theirs = epochs_of(torch.utils.data.DataLoader, make())
-    ours = epochs_of(spdl_torch.DataLoader, make())
-    for epoch in theirs:
+    found = []
+    for loader_type in (torch.utils.data.DataLoader, spdl_torch.DataLoader):
+        dataset = make()
+        loader = loader_type(dataset, batch_size=4, num_workers=4)
+        found.append([])
+        for number in range(2):
+            if hasattr(dataset, "set_epoch"):
+                dataset.set_epoch(number)
+            batches = [[*b.values()] if isinstance(b, dict) else b for b in loader]
+            found[-1].append([samples_of(batch) for batch in batches])
+    for epoch in found[0]:
         assert sorted(sample for batch in epoch for sample in batch) == expected
-    assert ours == theirs
+    assert found[0] == found[1]
 
 
-def number_in(image):
-    return int(np.asarray(image).flat[0])
+@pytest.fixture
+def datasets(tmp_path, monkeypatch):
+    """Hugging Face's, in a folder of this test's."""
+    for name in ("HF_HOME", "HF_DATASETS_CACHE"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return imported("datasets")
 
 
 def test_timms_image_dataset_on_a_tar(tmp_path):
@@ -73,6 +75,7 @@ def test_timms_image_dataset_on_a_tar(tmp_path):
             tar.addfile(member, content)
 
     def make():
+        number_in = lambda image: int(np.asarray(image).flat[0])  # noqa: E731
         return timm.ImageDataset(str(tmp_path / "images.tar"), transform=number_in)
 
     assert_as_torchs(make, [(number, number % 2) for number in range(N)])
@@ -88,42 +91,20 @@ def with_square(row):
     return {"square": row["number"] ** 2}
 
 
-def test_hugging_faces_streaming_dataset(tmp_path, monkeypatch):
+def test_hugging_faces_streaming_dataset(datasets):
     """Shards that workers divide, a buffer that shuffles, and a function of the user's."""
-    for name in ("HF_HOME", "HF_DATASETS_CACHE"):
-        monkeypatch.setenv(name, str(tmp_path))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    datasets = imported("datasets")
 
     def make():
         shards = {"shards": list(range(8))}
         streamed = datasets.IterableDataset.from_generator(rows_of, gen_kwargs=shards)
         return streamed.map(with_square).shuffle(seed=3, buffer_size=10)
 
-    def pairs(loader_type):
-        class AsPairs(loader_type):
-            def __iter__(self):
-                for batch in super().__iter__():
-                    yield [batch["number"], batch["square"]]
-
-        return AsPairs
-
-    def epochs(loader_type):
-        return epochs_of(pairs(loader_type), make())
-
-    theirs, ours = epochs(torch.utils.data.DataLoader), epochs(spdl_torch.DataLoader)
-    for epoch in theirs:
-        expected = [(number, number**2) for number in range(N)]
-        assert sorted(sample for batch in epoch for sample in batch) == expected
-    assert theirs[0] != theirs[1]
-    assert ours == theirs
+    assert_as_torchs(make, [(number, number**2) for number in range(N)])
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_hugging_faces_stream_of_a_node_goes_on_from_its_state(tmp_path, monkeypatch, num_workers):
+def test_hugging_faces_stream_of_a_node_goes_on_from_its_state(datasets, num_workers):
     """By their own function for nodes; workers divide the share again. In a later epoch, too."""
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    datasets = imported("datasets")
     from datasets.distributed import split_dataset_by_node
 
     rows = datasets.Dataset.from_dict({"number": list(range(N))})
@@ -163,24 +144,17 @@ def doubled(rows):
     ],
     ids=["plain", "torch", "numpy", "a function of the user's"],
 )
-def test_hugging_faces_dataset(tmp_path, monkeypatch, formatted, reason):
+def test_hugging_faces_dataset(datasets, formatted, reason):
     """On threads unless a function of the user's makes its rows; as torch's loader in bits."""
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    datasets = imported("datasets")
     rows = {"number": list(range(N)), "x": [[number / 7, 1.0] for number in range(N)]}
-    dataset = formatted(datasets.Dataset.from_dict(rows))
-    options = {"batch_size": 8, "shuffle": True, "num_workers": 2}
-    loaders = spdl_torch.DataLoader, torch.utils.data.DataLoader
-    ours, theirs = (
-        kind(dataset, generator=torch.Generator().manual_seed(1), **options) for kind in loaders
-    )
-    came, expected = (
-        [{name: [row.tolist() for row in rows] for name, rows in batch.items()} for batch in loader]
-        for loader in (ours, theirs)
-    )
-    assert came == expected
-    assert len(came) == N // 8
-    placement = ours.report().placement
+    dataset, found = formatted(datasets.Dataset.from_dict(rows)), []
+    for kind in (torch.utils.data.DataLoader, spdl_torch.DataLoader):
+        generator = torch.Generator().manual_seed(1)
+        loader = kind(dataset, 8, shuffle=True, num_workers=2, generator=generator)
+        found.append([{n: [row.tolist() for row in b[n]] for n in b} for b in loader])
+    assert found[0] == found[1]
+    assert len(found[0]) == N // 8
+    placement = loader.report().placement
     assert (placement.num_processes, reason in placement.reason) == (2 if reason else 0, True)
 
 
@@ -191,6 +165,10 @@ def test_litdatas_streaming_dataset(tmp_path, monkeypatch):
     from litdata import StreamingDataset
     from litdata.streaming.writer import BinaryWriter
 
+    class Numbers(StreamingDataset):
+        def __getitem__(self, index):
+            return super().__getitem__(index)["number"]
+
     folder = tmp_path / "chunks"
     folder.mkdir()
     writer = BinaryWriter(str(folder), chunk_size=8)
@@ -198,12 +176,4 @@ def test_litdatas_streaming_dataset(tmp_path, monkeypatch):
         writer[number] = {"number": number}
     writer.done()
     writer.merge()
-
-    def make():
-        return Numbers(str(folder), shuffle=True, seed=3)
-
-    class Numbers(StreamingDataset):
-        def __getitem__(self, index):
-            return super().__getitem__(index)["number"]
-
-    assert_as_torchs(make, list(range(N)))
+    assert_as_torchs(lambda: Numbers(str(folder), shuffle=True, seed=3), list(range(N)))

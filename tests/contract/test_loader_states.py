@@ -5,12 +5,13 @@ import copy
 import json
 import logging
 import pickle
-from itertools import product
+from itertools import islice, product
 
 import pytest
 import torch
 from _datasets import (
     Asked,
+    Drawn,
     Endless,
     ForSomebodyElse,
     Live,
@@ -21,7 +22,7 @@ from _datasets import (
     Uncopyable,
 )
 from _loader_helpers import DataLoader, batches_of, resumed
-from torch.utils.data import DistributedSampler, IterableDataset, Sampler
+from torch.utils.data import DistributedSampler, Sampler
 
 from spdl_torch import PipelineDataset
 from spdl_torch.loader.checkpoint import user_state as own_state
@@ -83,22 +84,28 @@ def test_plain_loading_asks_nobody_for_a_state(kind):
     assert Asked.num_asked == 0
 
 
+def check_error_of_a_state(dataset, options, kinds, match):
+    """It is raised whenever a state is asked for, and no batch is missing. Return it."""
+    loader = DataLoader(dataset(), 2, **options)
+    loader.state_dict()  # nothing of the dataset's is in it yet
+    batches = iter(loader)
+    received = [*next(batches), *next(batches)]
+    for _ in range(2):
+        with pytest.raises(kinds, match=match) as caught:
+            loader.state_dict()
+    received += [index for batch in batches for index in batch]
+    assert sorted(received) == list(range(12))
+    return caught.value
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_method_that_does_not_fit_is_an_error_of_state_dict(kind):
     """It says which and what to do, and loading goes on."""
-    loader = DataLoader(ForSomebodyElse(), 2, **KINDS[kind])
-    loader.state_dict()  # nothing of the dataset's is in it yet
-    batches = iter(loader)
-    received = [next(batches).tolist() for _ in range(2)]
     match = (
         r"ForSomebodyElse\.state_dict\(num_samples_yielded, num_workers, batch_size\) cannot be "
         r"called as state_dict\(\).*set state_dict = None"
     )
-    for _ in range(2):
-        with pytest.raises((TypeError, RuntimeError), match=match):
-            loader.state_dict()
-    received += [batch.tolist() for batch in batches]
-    assert sorted(sum(received, [])) == list(range(12))  # noqa: RUF017
+    check_error_of_a_state(ForSomebodyElse, KINDS[kind], (TypeError, RuntimeError), match)
 
 
 @pytest.mark.parametrize(
@@ -106,17 +113,11 @@ def test_method_that_does_not_fit_is_an_error_of_state_dict(kind):
 )
 def test_error_of_a_state_is_an_error_of_state_dict(dataset, kind):
     """The user's own, with a note; the batches come all the same, then and afterwards."""
-    loader = DataLoader(dataset(), 2, **KINDS[kind])
-    loader.state_dict()
-    batches = iter(loader)
-    received = [next(batches).tolist() for _ in range(2)]
     kinds = (LookupError, AttributeError, TypeError, pickle.PicklingError)  # by Python's version
-    with pytest.raises(kinds, match=r"no cursor yet|pickle|local object") as caught:
-        loader.state_dict()
+    match = r"no cursor yet|pickle|local object"
+    error = check_error_of_a_state(dataset, KINDS[kind], kinds, match)
     if dataset is NotReady:
-        assert "in NotReady.state_dict(), asked by a loader's" in caught.value.__notes__[0]
-    received += [batch.tolist() for batch in batches]
-    assert sorted(sum(received, [])) == list(range(12))  # noqa: RUF017
+        assert "in NotReady.state_dict(), asked by a loader's" in error.__notes__[0]
 
 
 @pytest.mark.parametrize("what", ["dataset", "sampler"])
@@ -165,10 +166,8 @@ def test_first_state_of_an_epoch_is_exact_though_nobody_had_asked(dataset, kind,
     assert caplog.text.count("nobody had asked for a state before") == has_asked
 
 
-class Source:
-    """Of a pipeline: a live state; counts who asks."""
-
-    num_asked = 0
+class Source(Asked):
+    """Of a pipeline: a live state."""
 
     def __init__(self, misfit=False):
         self.place = [0]
@@ -181,11 +180,10 @@ class Source:
             yield self.place[0] - 1
         self.place[0] = 0
 
-    def state_dict(self):
-        Source.num_asked += 1
+    def state(self):
         return self.place
 
-    def load_state_dict(self, state):
+    def load(self, state):
         self.place = state
 
 
@@ -195,9 +193,9 @@ def test_source_of_a_pipeline_is_asked_when_somebody_wants_a_state():
     def make(**options):
         return PipelineDataset(PipelineBuilder().add_source(Source(**options)).add_sink())
 
-    Source.num_asked = 0
+    Asked.num_asked = 0
     assert list(make()) == list(make(misfit=True)) == list(range(12))
-    assert Source.num_asked == 0
+    assert Asked.num_asked == 0
     assert_resume_exact(make)
     misfit = make(misfit=True)
     iterator = iter(misfit)
@@ -209,27 +207,17 @@ def test_source_of_a_pipeline_is_asked_when_somebody_wants_a_state():
 
 def test_dear_state_is_asked_for_now_and_then(monkeypatch):
     """One that takes 40 ms is asked for so often that this takes a twentieth of the time; in
-    between the items since are counted.
-    """
+    between the items since are counted."""
     clock, asked = [0], []
 
-    class Dear(IterableDataset):
-        """Takes 40 ms to tell its state."""
-
-        def __iter__(self):
-            raise AssertionError("nobody iterates over it")
-
+    class Dear(ForSomebodyElse):
         def state_dict(self):
             clock[0] += 40_000_000
             asked.append(clock[0])
             return {"number": len(asked)}
 
-        def load_state_dict(self, state):
-            """It is not loaded here."""
-
     monkeypatch.setattr(own_state, "perf_counter_ns", lambda: clock[0])
-    own = OwnState(iter(()), Dear(), WorkerState())
-    reached = []
+    own, reached = OwnState(iter(()), Dear(), WorkerState()), []
     for number in range(1, 1001):
         clock[0] += 10_000_000
         own.ask(number, ended=False)
@@ -254,50 +242,39 @@ def test_loader_and_copies_of_it_want_states_apart():
     assert Asked.num_asked > 0
 
 
-class OnlyForDrawn(OnlyFor):
-    """Samples show what they drew."""
-
-    state_dict = None
-
-    def __getitem__(self, index):
-        return torch.tensor([index, int(torch.randint(10**9, ()))])
-
-
 BETWEEN = {
     "plain": {},
-    "generator": {"own_generator": True},
-    "persistent": {**KINDS["persistent"]},
-    "persistent, generator": {**KINDS["persistent"], "own_generator": True},
+    "generator": {"generator": lambda: torch.Generator().manual_seed(9)},
+    "persistent": KINDS["persistent"],
+    "persistent, generator": {
+        **KINDS["persistent"],
+        "generator": lambda: torch.Generator().manual_seed(9),
+    },
     "seed": {"seed": 4},
 }
 
 
 @pytest.mark.parametrize("options", BETWEEN)
-@pytest.mark.parametrize("where", ["between", "within"])
-def test_epoch_named_after_a_load_is_the_one_that_would_have_come(options, where):
+@pytest.mark.parametrize("stop", [None, 2], ids=["between", "within"])
+def test_epoch_named_after_a_load_is_the_one_that_would_have_come(options, stop):
     """A loop over epochs with a DistributedSampler names each before it begins: resumed between two
     epochs it has their samples and random numbers; so it has within one that the user leaves."""
-    options = dict(BETWEEN[options])
-    own = options.pop("own_generator", False)
 
     def make():
         sampler = DistributedSampler(range(12), num_replicas=2, rank=0)
-        generator = torch.Generator().manual_seed(9) if own else None
-        return DataLoader(OnlyForDrawn(), 2, sampler=sampler, generator=generator, **options)
+        given = {
+            name: make() if callable(make) else make for name, make in BETWEEN[options].items()
+        }
+        return DataLoader(Drawn(12), 2, sampler=sampler, **given)
 
     def epoch(loader, number, stop=None):
         loader.sampler.set_epoch(number)
-        batches = []
-        for batch in loader:
-            batches.append(batch.tolist())
-            if len(batches) == stop:
-                break
-        return batches
+        return [batch.tolist() for batch in islice(loader, stop)]
 
     torch.manual_seed(1)
     loader = make()
     epoch(loader, 0)
-    epoch(loader, 1, stop=None if where == "between" else 2)
+    epoch(loader, 1, stop)
     state, rng = json.loads(json.dumps(loader.state_dict())), torch.get_rng_state()
     expected = [epoch(loader, number) for number in (2, 3)]
     again = make()
@@ -311,7 +288,7 @@ def test_state_taken_while_an_epoch_begins_has_that_epoch_before_it(num_workers)
     """As a signal's handler may take it: draws that were made for the order come again."""
     states = []
 
-    class Drawn(Sampler):
+    class Order(Sampler):
         def __init__(self, seed):
             self.generator = torch.Generator().manual_seed(seed)
 
@@ -320,17 +297,13 @@ def test_state_taken_while_an_epoch_begins_has_that_epoch_before_it(num_workers)
 
         def __iter__(self):
             order = torch.randperm(20, generator=self.generator).view(5, 4).tolist()
-            if loader is not None:
+            if self is loader.batch_sampler:
                 states.append(loader.state_dict())
             return iter(order)
 
     def made(seed):
-        return DataLoader(range(20), batch_sampler=Drawn(seed), num_workers=num_workers)
+        return DataLoader(range(20), batch_sampler=Order(seed), num_workers=num_workers)
 
     loader = made(3)
-    epochs = [[batch.tolist() for batch in loader] for _ in range(2)]
-    loader = None
-    for state, epoch in zip(states, epochs, strict=True):
-        other = made(5)
-        other.load_state_dict(state)
-        assert [batch.tolist() for batch in other] == epoch
+    epochs = [batches_of(loader) for _ in range(2)]
+    assert [batches_of(resumed(made(5), state)) for state in states] == epochs

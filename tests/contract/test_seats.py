@@ -260,17 +260,6 @@ def test_report_and_trace_are_of_the_whole_epoch(seat, tmp_path):
     assert turns.total() >= num_batches - seat.num_workers or seat is NONE
 
 
-@in_every_seat
-def test_steps_without_loading_have_the_first_batches_again(seat):
-    """headspace() repeats them, leaves the figures of the last epoch, and the next is whole."""
-    loader = seat.loader(Rows(LENGTH), BATCH)
-    whole, before = indices_of(loader), loader.snapshot()
-    cached = indices_of(loader.headspace(2, num_steps=5))
-    assert cached == [whole[number % 2] for number in range(5)]
-    assert loader.snapshot().elapsed == before.elapsed
-    assert indices_of(loader) == whole
-
-
 class Counting(Rows):
     """Counts the samples that it made, in what copies share where a dataset is vouched for, and in
     what they have of their own elsewhere."""
