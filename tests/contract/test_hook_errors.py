@@ -64,12 +64,6 @@ def error_by(call):
     return caught.value
 
 
-def split(outcomes):
-    """The errors, and the batches."""
-    errors = [each for each in outcomes if isinstance(each, BaseException)]
-    return errors, [each for each in outcomes if not isinstance(each, BaseException)]
-
-
 def assert_kind(error, kind, seat=NONE):
     """An error is what the loop gets for this kind where the hook runs on a worker of a seat; of
     what the loop's own thread calls, without one."""
@@ -183,8 +177,9 @@ def test_error_of_the_sampler_loses_no_batch(seat):
     """
     kinds = [each for each in EXCEPTIONS if each != "stop"]
     loader = seat.loader(range(12), batch_sampler=Draws(kinds, 12), prefetch_factor=1)
-    errors, batches = split(outcomes_of(iter(loader)))
-    assert batches == [[number] for number in range(12)]
+    found = outcomes_of(iter(loader))
+    errors = [each for each in found if isinstance(each, BaseException)]
+    assert [each for each in found if each not in errors] == [[number] for number in range(12)]
     for error, kind in zip(errors, kinds, strict=True):
         assert_kind(error, kind)
         assert "in the sampler (Draws), asked for batch" in notes_of(error)
@@ -196,7 +191,7 @@ def test_whatever_a_sampler_raises_is_no_end(seat, kind):
     """What is no Exception may be Ctrl-C in the middle of a request: the iterator is over, the loop
     hears of it, and the state stays in the middle of the epoch."""
     loader = seat.loader(range(8), batch_sampler=Draws([kind], 8), prefetch_factor=1)
-    (first, last), batches = split(outcomes_of(iter(loader)))
+    *batches, first, last = outcomes_of(iter(loader))
     assert_kind(first, kind)
     assert "in the sampler (Draws)" in notes_of(first)
     assert batches == [[number] for number in range(len(batches))]
@@ -227,16 +222,12 @@ def test_loop_has_as_many_batches_before_a_samplers_error_as_with_torch(seat, dr
         yield from ([number] for number in range(draw))
         raise OSError("the sampler broke")
 
-    def num_before(make):
-        batches, count = make(range(9), batch_sampler=Begun(sampler)), 0
-        try:
-            for _ in batches:
-                count += 1
-        except OSError as error:
-            return count, str(error)
-        return count, "no error"
+    def batches(make):
+        yield from make(range(9), batch_sampler=Begun(sampler))
 
-    assert num_before(seat.loader) == num_before(seat.peer)
+    ours, theirs = (outcomes_of(batches(make)) for make in (seat.loader, seat.peer))
+    assert repr(ours) == repr(theirs)
+    assert repr(ours[-1]) == "OSError('the sampler broke')"
 
 
 @near
@@ -472,16 +463,15 @@ def failing_in_kind(index):
     raise error
 
 
-def leaves_of(group):
+def leaves_of(error):
     """The errors in a group and in those inside it."""
-    found, todo = [], [group]
-    while todo:
-        error = todo.pop()
+    groups = [error]
+    while groups:
+        error = groups.pop()
         if isinstance(error, ExceptionGroup):
-            todo += reversed(error.exceptions)
+            groups += reversed(error.exceptions)
         else:
-            found.append(error)
-    return found
+            yield error
 
 
 @in_every_seat

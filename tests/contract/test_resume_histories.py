@@ -304,6 +304,7 @@ def told(kind, seat, *epochs, persistent=False, in_order=True, order="deck"):
 
 KILLED = told("bulk", FORKED, [(2, "kill", NONE), (1, "twice", FORKED), (2, "kill", NONE)])
 LEFT = told("map", THREADS, [(4, "twice", FORKED), (1, "same", NONE)], [], in_order=False)
+UNBEGUN = told("map", NONE, [], [(0, "elsewhere", NONE)], order="position")
 STAYED = told("steps", FORKED, [], [(1, "elsewhere", THREADS)], [], persistent=True)
 SERVED_ONES = told("bulk", SERVED, [(2, "kill", NONE), (1, "elsewhere", THREADS)], in_order=False)
 PLACED = told("steps", SERVED, [(2, "elsewhere", SERVED)], [], persistent=True)
@@ -326,7 +327,7 @@ def test_histories_lose_and_change_nothing():
     def run(history):
         check(history, done)
 
-    for history in APART:
+    for history in (UNBEGUN, *APART):
         check(history, done)
     run()
     assert min(done[what] for what in ("twice", "same", "elsewhere")) > 15
