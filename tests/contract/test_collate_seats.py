@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from _datasets import Made
-from _loader_helpers import torch_loader
+from _loader_helpers import epoch_of, torch_loader
 from _seats import FORKED, NONE, THREADS, in_every_seat, in_seats
 from hypothesis import given, settings, strategies as st
 from torch.utils.data import Dataset
@@ -149,15 +149,9 @@ class Samples(Dataset):
 
 def outcomes(loader: Any) -> list[Any]:
     """Return each batch in a form that can be compared, or its error."""
-    found, batches = [], iter(loader)
-    while True:
-        try:
-            found.append(form(next(batches)))
-        except StopIteration:
-            return found
-        except Exception as error:
-            # The rest lists the backends for which some kernel is registered, ours among them.
-            found.append((type(error), str(error).partition(" is only available for")[0]))
+    # What torch says then lists the backends for which some kernel is registered, ours among them.
+    cut = " is only available for"
+    return epoch_of(loader, form, lambda error: (type(error), str(error).partition(cut)[0]))
 
 
 def form(value: Any) -> Any:

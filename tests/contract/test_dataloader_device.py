@@ -240,24 +240,6 @@ def test_timeout_raises_while_a_sample_blocks(backends):
     assert received == 0
 
 
-def test_persistent_workers_keep_the_slabs(backends):
-    """Epoch after epoch on one stream and the same pinned memory, also after a broken one."""
-    loader = DataLoader(
-        MapData(12), batch_size=2, num_workers=2, persistent_workers=True, device="cuda"
-    )
-    expected = epoch_of(DataLoader(MapData(12), batch_size=2))
-    assert epoch_of(loader) == expected
-    threads = loader_threads()
-    for _ in loader:
-        break
-    assert epoch_of(loader) == expected
-    assert loader_threads() == threads
-    (backend,) = backends
-    assert len(backend.slab_sizes) == 2
-    del loader
-    assert_threads_end(threads)
-
-
 @workers
 def test_snapshot_has_the_transfer_as_a_stage(backends, num_workers):
     """Third, one thread, a task for each batch; the queue is the one that the trainer takes

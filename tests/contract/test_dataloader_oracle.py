@@ -170,19 +170,18 @@ def picky(number, batch):
 
 
 def _epoch_with_pulls(loader, sampler):
-    """As epoch_of, and after each step how many indices had been taken from the sampler."""
+    """As epoch_of, and after each step how many indices had been taken from the sampler, by the
+    loop's thread."""
     sampler.pulled = 0
     batches = iter(loader)
-    events: list[Any] = [sampler.pulled]
-    while True:
-        assert len(events) < 1000, "the epoch does not end"
-        try:
-            events.append((frozen(next(batches)), sampler.pulled))
-        except StopIteration:
-            assert sampler.threads <= {threading.get_ident()}, "the loop's alone"
-            return [*events, sampler.pulled]
-        except Exception as error:
-            events.append((type(error), sampler.pulled))
+    pulled = sampler.pulled
+    events = epoch_of(
+        batches,
+        lambda batch: (frozen(batch), sampler.pulled),
+        lambda error: (type(error), sampler.pulled),
+    )
+    assert sampler.threads <= {threading.get_ident()}
+    return [pulled, *events, sampler.pulled]
 
 
 ERRORS = [ValueError, KeyError, OSError, ZeroDivisionError]

@@ -4,6 +4,7 @@ import pytest
 import torch
 from _loader_helpers import (
     DataLoader,
+    epoch_of,
     frozen,
     torch_loader,
 )
@@ -33,17 +34,12 @@ tensors = st.lists(st.sampled_from(sorted(TENSORS)), min_size=1, max_size=3)
 
 def events_of(loader):
     """Batches with their layout, or the error's type and text."""
-    batches, events = iter(loader), []
-    while True:
-        try:
-            batch = next(batches)
-        except StopIteration:
-            return events
-        except Exception as error:
-            events.append((type(error), str(error)))
-        else:
-            tensors = [batch] if isinstance(batch, torch.Tensor) else batch
-            events.append((type(batch), frozen(batch), [each.stride() for each in tensors]))
+
+    def layout(batch):
+        tensors = [batch] if isinstance(batch, torch.Tensor) else batch
+        return type(batch), frozen(batch), [each.stride() for each in tensors]
+
+    return epoch_of(loader, layout, lambda error: (type(error), str(error)))
 
 
 @settings(deadline=None, max_examples=60)

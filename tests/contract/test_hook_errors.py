@@ -5,6 +5,7 @@ the epoch goes on, and never ends early. Two kinds would end something in silenc
 of a RuntimeError: StopIteration, and on a worker SystemExit.
 """
 
+import multiprocessing
 import random
 import threading
 
@@ -12,6 +13,7 @@ import _warm
 import pytest
 import torch
 from _datasets import Made
+from _gates import until
 from _hooks import (
     KINDS,
     Failing,
@@ -27,6 +29,7 @@ from _hooks import (
     error_of,
 )
 from _lazy_device import backends
+from _loader_helpers import assert_threads_end, loader_threads
 from _seats import FORKED, NONE, SERVED, THREADS, in_every_seat, in_seats, with_workers
 
 from spdl_torch.pipeline import PipelineStopped
@@ -358,13 +361,19 @@ def test_every_beginning_of_an_iterable_may_fail(seat):
 )
 def test_worker_that_could_not_begin_ends_the_epoch(seat, kinds, is_init):
     """By its ``worker_init_fn`` or the ``iter()`` of its iterable. The loop has one error, in each
-    epoch, and nobody takes it for a whole one; the batches before it are whole."""
+    epoch, and nobody takes it for a whole one; the batches before it are whole. The workers end,
+    though somebody keeps the iterator."""
     loader, where = seat.loader(FailingParts(kinds), persistent_workers=True), "in iter(FailingPart"
     if is_init:
         options = {"worker_init_fn": FailingInit(*kinds), "persistent_workers": True}
         loader, where = seat.loader(range(32), 4, **options), "in worker_init_fn("
+    before, processes = loader_threads(), set(multiprocessing.active_children())
     for _ in range(2):
-        *batches, error = outcomes_of(iter(loader))
+        iterator = iter(loader)
+        *batches, error = outcomes_of(iterator)
+        assert_threads_end([each for each in loader_threads() if each not in before])
+        until(lambda: set(multiprocessing.active_children()) <= processes)
+        assert next(iterator, None) is None
         assert where in notes_of(error)
         assert not any(isinstance(each, BaseException) for each in batches)
         if is_init:

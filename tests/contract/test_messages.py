@@ -22,15 +22,29 @@ class RaggedRows(Rows):
         return {"x": torch.zeros(3 + (index == 6)), "y": index}
 
 
+class RaggedStream(RaggedRows, IterableDataset):
+    """The same one after another."""
+
+    def __iter__(self):
+        return map(self.__getitem__, range(len(self)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "where"),
+    [
+        (RaggedRows, "batch 1, indices [4, 5, 6, 7]"),
+        (RaggedStream, "batch 1, items 4 to 7 of the iterator of RaggedStream"),
+    ],
+)
 @in_every_seat
-def test_error_of_collating_names_the_odd_sample(seat):
+def test_error_of_collating_names_the_odd_sample(seat, kind, where):
     """Not the first one of its batch: torch's own text, with a note that finds the row."""
-    batches = iter(seat.loader(RaggedRows(8), 4))
+    batches = iter(seat.loader(kind(8), 4, num_workers=min(1, seat.num_workers)))
     next(batches)
     with pytest.raises(RuntimeError, match="stack expects each tensor") as caught:
         next(batches)
     note = next(each for each in caught.value.__notes__ if "in collate_fn" in each)
-    assert "batch 1, indices [4, 5, 6, 7], given list of 4: dict" in note
+    assert f"{where}, given list of 4: dict" in note
     said = "sample 2 of it is unlike most: sample['x'] is Tensor of shape (4,) and type"
     assert said in note
     assert "elsewhere Tensor of shape (3,)" in note
@@ -75,42 +89,17 @@ def test_odd_sample_is_named_where_most_are_alike(samples, said):
 def test_error_of_collating_names_the_part_that_torch_does_not_take(part, said):
     """Where no sample is the odd one; what torch takes is never named."""
     fine = {"n": 1.0, "s": "x", "t": torch.zeros(2), "a": np.zeros(2), "i": np.int64(1), "b": [1]}
-    bad = {**fine, "b": part}
-    loader = DataLoader([fine, bad, fine, bad], batch_size=4)
     with pytest.raises((TypeError, RuntimeError)) as caught:
-        next(iter(loader))
-    note = next(each for each in caught.value.__notes__ if "in collate_fn" in each)
-    assert said in note
-
-
-class RaggedStream(IterableDataset):
-    """From the ninth item on no two have the same size, so that they cannot be stacked."""
-
-    def __iter__(self):
-        return (torch.zeros(1 + max(0, number - 8)) for number in range(12))
-
-
-def test_error_of_collating_names_the_items_of_an_iterable():
-    """They have no indices."""
-    batches = iter(DataLoader(RaggedStream(), batch_size=4, num_workers=1))
-    assert len(next(batches)) == len(next(batches)) == 4
-    with pytest.raises(RuntimeError, match="equal size") as caught:
-        next(batches)
-    assert "batch 2, items 8 to 11 of the iterator of RaggedStream" in caught.value.__notes__[0]
+        list(DataLoader([fine, {**fine, "b": part}] * 2, batch_size=4))
+    assert said in next(each for each in caught.value.__notes__ if "in collate_fn" in each)
 
 
 def test_error_of_collating_without_batches_names_the_sample():
     """There collate_fn converts one sample."""
-
-    def convert(sample):
-        if sample == 3:
-            raise ValueError("not this one")
-        return sample
-
-    loader = DataLoader(range(12), batch_size=None, collate_fn=convert)
-    with pytest.raises(ValueError, match="not this one") as caught:
+    loader = DataLoader(["0", "1", "two"], batch_size=None, collate_fn=int)
+    with pytest.raises(ValueError, match="invalid literal") as caught:
         list(loader)
-    assert caught.value.__notes__ == ["in collate_fn, batch 3, sample index 3, given 3"]
+    assert caught.value.__notes__ == ["in collate_fn, batch 2, sample index 2, given 'two'"]
 
 
 @pytest.mark.parametrize(

@@ -121,32 +121,6 @@ def test_samples_of_a_batch_are_asked_for_in_one_call(seat):
     assert list(loader) == [[indices] * len(indices) for indices in asked]
 
 
-class ManyBadRows(Rows):
-    """Every third is bad."""
-
-    def __getitem__(self, index):
-        if index % 3 == 2:
-            raise Broken(index, "here")
-        return super().__getitem__(index)
-
-
-@in_every_seat
-def test_resumed_epoch_skips_what_is_left_of_it(seat):
-    """A skipped sample counts as handed out; the list begins anew."""
-
-    def loader():
-        return seat.loader(ManyBadRows(15), 3, on_error="skip", error_budget=9)
-
-    first = loader()
-    batches = iter(first)
-    assert [next(batches)["index"].tolist() for _ in range(2)] == [[0, 1], [3, 4]]
-    assert [sample.key for sample in first.skipped] == [2, 5]
-    second = loader()
-    second.load_state_dict(first.state_dict())
-    assert indices_of(second) == [[6, 7], [9, 10], [12, 13]]
-    assert [sample.key for sample in second.skipped] == [8, 11, 14]
-
-
 class Opening(Rows):
     """Opens something at its first sample; each sample names it."""
 
@@ -285,23 +259,6 @@ def test_figures_of_a_dataset_are_the_sums_of_all_workers(seat, persistent):
         list(loader)
         assert loader.snapshot().data["made"] == LENGTH
     assert loader.report().stats.data["made"] == LENGTH
-
-
-def fail_on_second(number):
-    if number:
-        raise Broken(number, "here")
-
-
-@with_workers
-def test_workers_end_with_the_error_that_ends_their_epoch(seat):
-    """Though somebody keeps the iterator."""
-    before, processes = loader_threads(), set(multiprocessing.active_children())
-    batches = iter(seat.loader(Rows(LENGTH), BATCH, worker_init_fn=fail_on_second))
-    with pytest.raises(Broken, match="here"):
-        list(batches)
-    assert_threads_end([each for each in loader_threads() if each not in before])
-    until(lambda: set(multiprocessing.active_children()) <= processes)
-    assert next(batches, None) is None
 
 
 @in_every_seat_by_pairs(kind=[Rows, Stream], persistent=LIVES)

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 from _forks import found_in_fork
+from _seats import FORKED, NONE, THREADS
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
-from spdl_torch import DataLoader
 from spdl_torch.loader.rng.patches import can_see_draws
 
 MANY = 120
@@ -94,21 +94,15 @@ KINDS = {
     "one by one": (Draws(MANY), {"batch_size": None}),
     "late": (Draws(MANY, MANY - 30), {}),
 }
-SEATS = {
-    "none": {"num_workers": 0},
-    "threads": {"num_workers": 2, "isolation": "thread"},
-    "forked": {"num_workers": 2, "isolation": "process", "multiprocessing_context": "fork"},
-}
+SEATS = {seat.name: seat for seat in (NONE, THREADS, FORKED)}
 
 
 def digest_of(kind: str, seat: str) -> str:
     """What two epochs draw, and what the program draws afterwards."""
     dataset, options = KINDS[kind]
-    options = {"batch_size": 3, "seed": 5, **options, **SEATS[seat]}
-    if seat == "none":
-        options.pop("persistent_workers", None)
+    options = {"batch_size": 3, "seed": 5, "shuffle": not isinstance(dataset, Stream), **options}
     torch.manual_seed(1)
-    loader = DataLoader(dataset, shuffle=not isinstance(dataset, Stream), **options)
+    loader = SEATS[seat].loader(dataset, **options)
     found = [batch for _ in range(2) for batch in loader]
     return hashlib.sha256(repr((found, torch.rand(1))).encode()).hexdigest()[:16]
 

@@ -61,18 +61,19 @@ def frozen(value: Any) -> Any:
     return (type(value).__name__, repr(value))
 
 
-def epoch_of(loader: Any) -> list[Any]:
-    """One epoch as the training loop sees it: batches, and error types where errors came."""
+def epoch_of(loader: Any, batch: Any = frozen, error: Any = type) -> list[Any]:
+    """One epoch as the training loop sees it: what these make of each batch, and of each error that
+    came instead."""
     events: list[Any] = []
     batches = iter(loader)
     while True:
         assert len(events) < 1000, "the epoch does not end"
         try:
-            events.append(frozen(next(batches)))
+            events.append(batch(next(batches)))
         except StopIteration:
             return events
-        except Exception as error:
-            events.append(type(error))
+        except Exception as raised:
+            events.append(error(raised))
 
 
 def batches_of(batches: Any) -> list[Any]:
