@@ -1,7 +1,6 @@
 """Loaders at the edges of a program: its exit, daemon threads, contexts of threads, Ctrl-C."""
 
 import gc
-import os
 import signal
 import subprocess
 import sys
@@ -17,17 +16,10 @@ from _datasets import BulkData, GatedData, MapData, Rows, StreamData
 from _folders import HELPERS
 from _gates import is_gone, is_running, shared_memory_of, until
 from _inside import placement_of, state_of
-from _loader_helpers import PATIENCE_SECONDS, DataLoader, ThreadLoader as OnThreads
+from _loader_helpers import PATIENCE_SECONDS, DataLoader, ThreadLoader as OnThreads, run_script
 
 from spdl_torch.observe import query_task_stats
 from spdl_torch.pipeline import PipelineBuilder
-
-
-def run(program, **environment):
-    """Run a program; return what it prints, and its errors."""
-    words, environment = ["-c", textwrap.dedent(program)], {**os.environ, **environment}
-    done = _warm.run(words, timeout=60, env=environment, ends_whole=True)
-    return done.stdout, done.stderr
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="Python starts no threads then")
@@ -36,7 +28,6 @@ def test_function_of_the_exit_may_iterate():
     the main thread: it gets new ones."""
     program = """
         import atexit
-        from spdl_torch import DataLoader
 
         def load():
             for loader in loaders:
@@ -49,9 +40,8 @@ def test_function_of_the_exit_may_iterate():
         load()
         atexit.register(load)
     """
-    output, errors = run(program)
-    assert output.splitlines() == ["[[0, 1], [2, 3]]"] * 8, errors
-    assert not errors
+    done = run_script(program)
+    assert (done.stderr, done.stdout.splitlines()) == ("", ["[[0, 1], [2, 3]]"] * 8)
 
 
 def test_thread_that_trains_on_after_the_main_one_has_its_epochs():
@@ -60,7 +50,7 @@ def test_thread_that_trains_on_after_the_main_one_has_its_epochs():
         import threading
         from concurrent.futures import ThreadPoolExecutor
         from threading import Thread
-        from spdl_torch import DataLoader, PipelineDataset
+        from spdl_torch import PipelineDataset
         from spdl_torch.pipeline import PipelineBuilder
 
         def numbers():
@@ -91,36 +81,9 @@ def test_thread_that_trains_on_after_the_main_one_has_its_epochs():
             executor.submit(train, kind)
         have_begun.wait()
     """
-    output, errors = run(program)
-    kinds = ["pipeline", "process", "thread"]
-    assert sorted(output.splitlines()) == [f"{kind} 11" for kind in kinds for _ in range(4)], errors
-    assert not errors
-
-
-def test_daemon_thread_that_loads_at_the_exit_is_told_so():
-    """It ends with an error that says what to do."""
-    program = """
-        import threading
-        from spdl_torch import DataLoader
-
-        has_begun, told = threading.Event(), []
-
-        def load():
-            loader = DataLoader(list(range(100)), 2, num_workers=2, isolation="thread")
-            try:
-                while True:
-                    for batch in loader:
-                        has_begun.set()
-            except Exception as error:
-                # In one piece: the exit may end this thread between two.
-                print(f"{type(error).__name__} {error}\\n", end="", flush=True)
-
-        threading.Thread(target=load, daemon=True).start()
-        has_begun.wait()
-    """
-    output, errors = run(program)
-    assert "ChannelClosed" not in output + errors
-    assert not output or output.startswith("PipelineStopped DataLoader: the worker")
+    done, kinds = run_script(program), ["pipeline", "process", "thread"]
+    assert done.stderr == ""
+    assert sorted(done.stdout.splitlines()) == [f"{kind} 11" for kind in kinds for _ in range(4)]
 
 
 def test_batches_are_made_after_torch_has_taken_out_operators():

@@ -7,8 +7,6 @@ import gc
 import importlib
 import itertools
 import os
-import signal
-import subprocess
 import textwrap
 import warnings
 from collections import deque
@@ -206,18 +204,10 @@ def no_thread_left():
         assert_threads_end(left)
 
 
-def run_script(
-    body: str, *, ends_whole: bool = True, **environment: str
-) -> subprocess.CompletedProcess[str]:
-    """Run ``body`` in a process of its own; end it with its children if it hangs."""
-    options = {"start_new_session": True, "ends_whole": ends_whole}
-    with _warm.start(["-c", script(body)], env={**os.environ, **environment}, **options) as child:
-        try:
-            stdout, stderr = child.communicate(timeout=4 * PATIENCE_SECONDS)
-        except BaseException:
-            os.killpg(child.pid, signal.SIGKILL)
-            raise
-    return subprocess.CompletedProcess(child.args, child.returncode, stdout, stderr)
+def run_script(body: str, *, ends_whole: bool = True, **environment: str) -> Any:
+    """Run ``body`` in a process of its own; end it if it hangs."""
+    options = {"timeout": 4 * PATIENCE_SECONDS, "ends_whole": ends_whole}
+    return _warm.run(["-c", script(body)], env={**os.environ, **environment}, **options)
 
 
 def script(body: str) -> str:
