@@ -237,6 +237,7 @@ def test_what_is_no_exception_is_raised(kind, workers):
     assert type(caught.value.__cause__ if workers else caught.value) is SystemExit
     if workers:
         assert "on a worker, where it does not end the program. Its trace" in str(caught.value)
+        assert [each["stage"] for each in failures_in(loader)] == ["worker"]
 
 
 @pytest.mark.parametrize(("budget", "tried"), [(None, 120), (0.05, 120), (Fraction(1, 10), 220)])

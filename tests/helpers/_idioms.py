@@ -107,8 +107,9 @@ def read(file, index, size=64):
     return int(decode(file.read(size)))
 
 
-class Reader:
-    """Opens its file when it is first asked."""
+@simple
+class LazilyOnSelf(Samples):
+    """A file that is opened on the first sample, on self."""
 
     def __init__(self, folder):
         self.path, self.file = written(folder), None
@@ -116,22 +117,6 @@ class Reader:
     def value(self, index):
         self.file = self.file or open(self.path, "rb")
         return read(self.file, index)
-
-
-@simple
-class LazilyOnSelf(Reader, Samples):
-    """A file that is opened on the first sample, on self."""
-
-
-@simple
-class LazilyInHelper(Samples):
-    """A helper object opens the file."""
-
-    def __init__(self, folder):
-        self.reader = Reader(folder)
-
-    def value(self, index):
-        return self.reader.value(index)
 
 
 @simple

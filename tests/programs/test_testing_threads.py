@@ -34,7 +34,6 @@ def check(idiom, **options):
         ("ScratchBuffer", r"the contents of dataset\.buffer"),
         ("ClosureWithState", r"last, a variable around dataset\.load \(list\)"),
         ("GeneratorKept", r"dataset\.generator \(generator\)"),
-        ("LazilyInHelper", r"dataset\.reader\.file"),
         ("FileInInit", r"the position of dataset\.file"),
         ("MemoryMapInInit", r"the position of dataset\.map"),
         ("ChangesItsTensor", r"the contents of dataset\.data"),
@@ -53,10 +52,7 @@ def test_what_threads_share_is_named(name, shared, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        *("BufferOfClass", "shard_in_a_global", "FolderOfSample", "OutputCaught", "TimeLimit"),
-    ],
+    "name", ["BufferOfClass", "shard_in_a_global", "FolderOfSample", "OutputCaught", "TimeLimit"]
 )
 def test_what_the_process_shares_is_found(name, tmp_path):
     """Globals, attributes of classes, and what belongs to the process: the batch that differs."""
