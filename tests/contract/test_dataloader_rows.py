@@ -182,11 +182,11 @@ def test_user_code_in_default_collate_draws_from_its_stream(monkeypatch):
         return torch.rand(len(batch))
 
     monkeypatch.setitem(default_collate_fn_map, Number, noise)
-    without, on_threads = (
+    without, with_workers = (
         [batch.tolist() for batch in DataLoader([Number()] * 6, 2, num_workers=number, seed=3)]
         for number in (0, 2)
     )
-    assert without == on_threads
+    assert without == with_workers
 
 
 class Squared(TakesRows):
