@@ -7,8 +7,8 @@ import os
 import select
 import signal
 import sys
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from . import __version__
 from .command_options import CommandError
@@ -18,9 +18,6 @@ from .observe.commands import add_plot, add_report, add_trace
 from .prepare.arguments import add_prepare
 from .run.command import add_run
 from .shown_text import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 # In the order of the help. None of these modules imports torch.
 _COMMANDS = (

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 try:
     import accelerate as _accelerate
@@ -18,9 +19,6 @@ from torch.utils.data import DataLoader as TorchDataLoader, IterableDataset
 from .loader.dataloader import DataLoader
 from .loader.loader_state import choosing_as
 from .loader.sampling.sampler_chain import divides_itself, is_shared_out
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 __all__ = ["Accelerator", "loader_like", "prepare_data_loader"]
 

@@ -7,13 +7,10 @@ for a pipeline that ran past its failure budget, inside a :class:`PipelineFailur
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Sequence
+from typing import Any, Self
 
 from .shown_text import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 _IN_THE_MESSAGE = "what was raised in another process stands in the message of the group"
 

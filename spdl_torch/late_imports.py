@@ -13,12 +13,9 @@ from __future__ import annotations
 
 import gc
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from .scopes import scope
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _is_off_by_us = False
 

@@ -6,14 +6,12 @@ import dis
 import importlib
 import sys
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from types import CodeType, FrameType
+from typing import Any
 
 from .late_imports import collected_later
 from .left_out import LEFT_OUT
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from types import CodeType, FrameType
 
 _IMPORT_FROM = dis.opmap["IMPORT_FROM"]
 

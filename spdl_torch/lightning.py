@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -27,8 +28,6 @@ from .observe.verdict.report import legal_name, metrics_of
 from .scopes import scope
 
 if TYPE_CHECKING:
-    import os
-
     import lightning.pytorch as pl
 
     from .observe.store.following import Interval

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 try:
     import transformers as _transformers
@@ -18,9 +19,6 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 from .accelerate import loader_like
 from .loader.dataloader import DataLoader
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 __all__ = ["Trainer", "TrainerMixin"]
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import gzip
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 from .scopes import scope
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @scope

@@ -5,15 +5,22 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections import Counter
-from collections.abc import AsyncIterable, Iterator, Mapping, Sequence, Set
+from collections.abc import (
+    AsyncIterable,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+    Set,
+)
 from typing import TYPE_CHECKING, Any
 
 from ..engine.ops import OpKind
 from ..objects.generator_states import generators_kept
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
-
     from ..engine.definition import PipelineSpec, StageSpec
 
     _Size = tuple[int | None, str]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +27,6 @@ from .tuning import PipelineTuner, Tuning, check_shares, manual_call
 from .workers import AutoWorkers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-
     from ..engine.definition import StageSpec
     from ..observe.store.entries import LogEntry
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -23,8 +24,6 @@ from ..machine.gil import is_taken
 from ..machine.readings import Probes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence, Set
-
     from ..engine.statistics import PipelineStats, StageStats
 
 _ENOUGH_WAIT = 0.05

@@ -6,6 +6,7 @@ from __future__ import annotations
 import keyword
 import logging
 from collections import Counter, deque
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,8 +18,6 @@ from ..observe.store.entries import DECISION_EVENT, EventLogEntry
 from .tuner import Bounds, Tuner, Window, window_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Set
-
     from ..engine.loop import LazyRunner
     from ..engine.recorder import FlightRecorder
     from ..engine.run import Run

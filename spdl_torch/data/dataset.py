@@ -7,6 +7,7 @@ import functools
 import logging
 import sys
 import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,8 +30,6 @@ from ..pipeline.pipeline import Pipeline
 from .dataset_state import DatasetState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     import torch
 
     from ..engine.definition import MaxFailures, PipelineSpec, SourceSpec, Tuner

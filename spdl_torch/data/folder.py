@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -24,9 +26,6 @@ from ..loader.rng.streams import torch_seeds
 from .caching import contents_of_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
-
     from PIL.Image import Image
     from torch import Tensor
 

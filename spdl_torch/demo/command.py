@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -19,7 +20,6 @@ from ..shown_text import counted, printable, wrapped
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Mapping, Sequence
     from multiprocessing.connection import Connection
 
     from .training import Measurement

@@ -7,9 +7,10 @@ import pkgutil
 import platform
 import random
 import time
+from collections.abc import Callable
 from operator import ne
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,9 +23,6 @@ from torchvision.datasets import ImageFolder
 
 from ..command_options import CommandError
 from ..shown_text import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _POOL = 2000
 """The most different photographs that are read."""

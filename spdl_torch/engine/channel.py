@@ -22,17 +22,15 @@ import math
 import threading
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Callable, Collection, Iterator
 from time import perf_counter, perf_counter_ns
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from ..checks import check_whole
 from ..locks import RLock
 from ..machine.histogram import Histogram
 from ..scopes import scope
 from .counters import QueueCounters
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
 
 T = TypeVar("T")
 Waiter = tuple[int | None, bool, threading.Lock]

@@ -6,6 +6,7 @@ and no reading can lose what another one saw. Times are integer nanoseconds.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,8 +21,6 @@ from ..machine.histogram import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from .rings import Ring
 
 

@@ -7,14 +7,13 @@ import math
 import os
 import signal
 from functools import partial
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from ..locks import RLock
 from ..shown_text import printable, shortened
 
 if TYPE_CHECKING:
-    from types import CodeType
-
     from .definition import MaxFailures
 
 _logger = logging.getLogger("spdl_torch.pipeline")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from time import monotonic, perf_counter_ns, thread_time_ns
@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from .counters import TaskCell, TaskCounters
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
-
     from .loop import AnyContext, LazyRunner
     from .statistics import TaskPerfStats
     from .threads import ThreadGroup

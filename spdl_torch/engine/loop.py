@@ -8,18 +8,17 @@ and the scopes of anyio ask for that.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
 from time import thread_time_ns
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from ..locks import RLock
 from ..scopes import scope
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator
-    from types import TracebackType
-
     from .threads import ThreadGroup
 
 T = TypeVar("T")

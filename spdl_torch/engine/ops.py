@@ -7,6 +7,7 @@ import enum
 import functools
 import inspect
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from time import perf_counter_ns, thread_time_ns
@@ -15,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from .counters import LONG_NS, CallClock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from concurrent.futures import Executor, Future
 
 

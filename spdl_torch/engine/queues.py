@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,6 @@ from .hooks import call_back, check_interval, is_heard
 from .statistics import QueuePerfStats, queue_stats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from .hooks import StageInfo
     from .loop import AnyContext, LazyRunner
 

@@ -13,6 +13,7 @@ import itertools
 import os
 import weakref
 from collections import deque
+from collections.abc import Callable, Sized
 from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -25,8 +26,6 @@ from .shared import LiveObjects, SharedCounter
 from .timeline import Instant, QueueTrack, Role, Timeline, TwoClocks, row_since, with_outputs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sized
-
     from .rings import SharedRing
 
 Level = Literal["off", "batch", "item"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 import threading
+from collections.abc import Sized
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,7 +16,6 @@ from .timeline import Outcome, Part, Role, Row, Turn
 
 if TYPE_CHECKING:
     import weakref
-    from collections.abc import Sized
 
 _FIRST_CAPACITY = 64  # then doubled: most rings never fill, and to clear a whole one takes 0.3 ms
 

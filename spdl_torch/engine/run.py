@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import threading
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
@@ -38,8 +39,6 @@ from .statistics import PipelineStats
 from .threads import ThreadGroup
 
 if TYPE_CHECKING:
-    import threading
-
     from ..machine.readings import Probes
     from .definition import BuildOptions, PipelineSpec
     from .hooks import HookFactory

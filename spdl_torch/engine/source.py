@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable
+import threading
+from collections.abc import AsyncIterable, Callable
 from contextlib import ExitStack, suppress
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -13,9 +14,6 @@ from .failures import as_exception, attach_note
 from .stage_hooks import enter_queue_hooks
 
 if TYPE_CHECKING:
-    import threading
-    from collections.abc import Callable
-
     from .queues import StatsQueue
     from .rings import Ring
     from .run import Run

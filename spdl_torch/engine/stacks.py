@@ -10,11 +10,8 @@ import selectors
 import tempfile
 import threading
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _PACKAGE = Path(__file__).parents[1]
 # What is on the way from a thread's start to the user's code: a file, or all files of a folder.

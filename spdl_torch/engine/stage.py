@@ -16,6 +16,7 @@ import logging
 import threading
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, CancelledError
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -43,8 +44,6 @@ from .statistics import StageStats
 from .timeline import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from .definition import Aggregator, StageSpec
     from .hooks import StageInfo, TaskHook
     from .queues import StatsQueue

@@ -4,6 +4,7 @@ pipeline is built, and entered when it runs."""
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
@@ -12,8 +13,6 @@ from .loop import NotAContextError
 from .queues import StatsQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from .counters import TaskCell
     from .loop import LazyRunner, LoopThread
 

@@ -16,19 +16,16 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..machine.probes import thread_ends
 from ..machine.starting import start
 from ..machine.thread_times import call_itself
 from ..scopes import scope
 from .shared import LiveObjects, lock_held_at_forks
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
 
 _logger = logging.getLogger("spdl_torch.pipeline")
 

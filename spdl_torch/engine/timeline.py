@@ -7,11 +7,9 @@ All times are ``time.perf_counter_ns()``; :class:`TwoClocks` ties them to the ti
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from time import perf_counter_ns, time_ns
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, Self
 
 Role = Literal["source", "stage", "consumer"]
 

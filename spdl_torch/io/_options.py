@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import operator
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ..shown_text import short_repr
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 RGB24 = "format=pix_fmts=rgb24"
 """The default filter."""

@@ -5,12 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import re
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from collections.abc import Callable, Mapping
+from typing import Any, BinaryIO, cast
 
 from ._retry import BACKOFF_SECONDS, MAX_BACKOFF_SECONDS, RETRIES, RetryPolicy
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 # At least two letters before "://", so that no Windows drive is taken for a protocol. fsspec
 # chains, "zip://a.txt::s3://bucket/b.zip" and "simplecache::s3://bucket/a", begin the same way.

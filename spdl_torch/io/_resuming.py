@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, TypeVar, cast
@@ -19,8 +20,6 @@ from ._remote import file_system, is_url, kept_copy
 from ._retry import status_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
-
     from ._retry import RetryPolicy
 
 T = TypeVar("T")

@@ -8,14 +8,12 @@ import logging
 import random
 import sys
 import time
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from ..engine.failures import attach_note, notes_of
 from ..errors import DecodeError, SourceChangedError
 from ..locks import RLock
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 T = TypeVar("T")
 

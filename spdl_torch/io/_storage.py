@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
@@ -13,8 +14,6 @@ from ..checks import check_whole
 from ..scopes import scope
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     Room = Callable[[int], Tensor | None]
 
 

@@ -8,12 +8,10 @@ import io
 import lzma
 import os
 import zlib
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from collections.abc import Iterator
+from typing import Any, BinaryIO, cast
 
 from spdl_torch.errors import DecodeError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 DEFAULT_MAX_BYTES = 1 << 30
 """The largest member: far above any sample, far below what takes a machine down."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from torch.utils.data import DataLoader as TorchDataLoader, Dataset, IterableDataset, Sampler
@@ -25,9 +27,6 @@ from .stats.figures import start_remark, with_remarks_of
 from .user_warnings import warn_once
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from fractions import Fraction
-
     import torch
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 

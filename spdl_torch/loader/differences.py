@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from ..objects.kinds import GENERATORS
 from .rng.owned import state_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 
 def first_difference(expected: list[list[Any]], got: list[list[Any]]) -> str | None:

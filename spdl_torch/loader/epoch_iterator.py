@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+from collections.abc import Callable, Sequence, Sized
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -32,8 +33,6 @@ from .rng.keys import StreamKey, epoch_seed
 from .sampling.sampler_chain import epoch_of, shard_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence, Sized
-
     from .checkpoint.drawing import Drawing
     from .checkpoint.resume_state import Redrawn
     from .checkpoint.saved_state import ResumeState

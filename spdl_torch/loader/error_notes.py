@@ -8,7 +8,8 @@ them.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from torch.utils.data import get_worker_info
 
@@ -21,9 +22,6 @@ from ..engine.failures import (
     text_of,
 )
 from ..objects.members import slots_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class that is not built in
 _SEEN_TO = ("args", "__traceback__", "__context__", "__cause__", "__suppress_context__", "__dict__")

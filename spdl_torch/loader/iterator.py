@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +35,6 @@ from .sampling.sampler_chain import names_of, num_ranks
 from .user_warnings import warn
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from .backends.jobs import Result
     from .dataloader import DataLoader
     from .stats.stats import EpochStats

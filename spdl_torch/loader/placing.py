@@ -18,6 +18,7 @@ import sys
 import threading
 import types
 from collections import OrderedDict
+from collections.abc import Iterable
 from enum import Enum
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,8 +33,6 @@ from ..observe.verdict.placement import Placement
 from .rng.patches import install
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from .dataloader import DataLoader
 
 

@@ -7,13 +7,11 @@ loader has changed.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import field, fields
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ..engine.failures import describe
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
 
 _MOST = 2**63 - 1  # the largest seed that a generator takes
 

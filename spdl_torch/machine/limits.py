@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ..checks import check_whole
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 _ROOT = Path("/")
 _RANKS = "LOCAL_WORLD_SIZE"  # set by torchrun

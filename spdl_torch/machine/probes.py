@@ -12,17 +12,15 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from time import monotonic, perf_counter_ns, process_time_ns
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ..locks import RLock
 from .garbage import Collections
 from .histogram import Histogram
 from .starting import start
 from .thread_times import OwnRunDelay, ThreadTimes, run_delay_ns
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _PERIOD_SECONDS = 0.1
 _SLEEP_SECONDS = 0.01

@@ -7,6 +7,7 @@ By itself, because only who reports or steers needs it, and most epochs end with
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,6 @@ from .limits import usable_cores
 from .probes import probe_counters, start_probing, stop_probing
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from .probes import ProbeCounters
 
 _MIN_SAMPLES = 5  # below this a median means nothing

@@ -13,15 +13,13 @@ import os
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
 from functools import cache
 from time import clock_gettime_ns, perf_counter_ns, process_time_ns, thread_time_ns
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ..locks import RLock
 from .starting import started_ns
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _OURS = "spdl-"
 _CODECS = "av:"

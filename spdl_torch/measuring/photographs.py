@@ -7,15 +7,14 @@ makes a photograph compress as it does: a 1/f spectrum, soft light, sharp outlin
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
     import numpy.typing as npt
 
     Field = npt.NDArray[np.float32]

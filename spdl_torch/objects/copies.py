@@ -21,11 +21,9 @@ import ctypes
 import functools
 import types
 import weakref
+from collections.abc import Callable
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar, cast
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 _T = TypeVar("_T")
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import random
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from ..scopes import scope
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class GeneratorStates(NamedTuple):

@@ -16,13 +16,11 @@ import types
 import uuid
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, get_args
+from collections.abc import Callable
+from typing import get_args
 
 import numpy as np
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 PLAIN_VALUES = frozenset(
     {

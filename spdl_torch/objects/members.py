@@ -8,15 +8,13 @@ from __future__ import annotations
 import functools
 import gc
 import types
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .kinds import ARRAYS, SEQUENCES, is_immutable, is_value
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 
 class _Words(NamedTuple):

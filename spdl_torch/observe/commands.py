@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,6 @@ from ..command_options import CommandError, whole_number
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterable
 
     from .trace.profile import MeasuredRun
 

@@ -6,7 +6,9 @@ Needs matplotlib, the extra ``plot``; a display is not needed.
 from __future__ import annotations
 
 import math
+import os
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -19,9 +21,6 @@ from .store.stored_run import StoredRun, by_stage
 from .verdict.causes import Cause
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterable, Mapping, Sequence
-
     from matplotlib.figure import Figure
 
     from .store.entries import EventLogEntry

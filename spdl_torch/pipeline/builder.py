@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import AsyncIterable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from ..engine.definition import (
@@ -18,7 +19,6 @@ from ..left_out import METHODS
 from .pipeline import Pipeline
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, Callable, Iterable
     from concurrent.futures import Executor
 
     from ..engine.definition import Aggregator, MaxFailures, OutputOrder, StageSpec, Tuner

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from itertools import cycle, islice
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from ..checks import check_whole
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 T = TypeVar("T")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from ..engine.definition import BuildOptions
@@ -13,8 +14,6 @@ from ..errors import PipelineStopped
 from ..scopes import scope
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ..engine.definition import PipelineSpec
     from ..engine.statistics import PipelineStats
     from ..engine.timeline import Timeline

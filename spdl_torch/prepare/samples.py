@@ -6,7 +6,9 @@ import hashlib
 import io
 import json
 import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..command_options import CommandError
@@ -14,9 +16,6 @@ from ..errors import DecodeError
 from ..io._retry import is_transient
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
     from PIL.Image import Image
 
     Sample = tuple[int, dict[str, bytes] | Exception]

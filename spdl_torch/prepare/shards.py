@@ -15,6 +15,8 @@ import json
 import os
 import sys
 import tarfile
+from argparse import Namespace
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import chain, islice, zip_longest
 from pathlib import Path
@@ -32,9 +34,6 @@ from ..whole_files import new_file
 from .samples import encode, make_plan
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-    from collections.abc import Iterable, Iterator
-
     from ..data.sources._index import TarIndex
     from .samples import Sample, ShardPlan
 

@@ -6,10 +6,11 @@ import json
 import os
 import re
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..observe.page.page import html_of, write_page
 from ..observe.verdict.ranks import slowest_of
@@ -17,9 +18,6 @@ from ..observe.verdict.report import heads_of, part_of
 from ..observe.verdict.verdict import how_input_bound
 from ..shown_text import percent, printable, shown_seconds, wrapped
 from .program import while_it_runs
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _LEAST_SECONDS = 2.0
 _RANKS_SECONDS = 10  # how long rank 0 waits for the others to end

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from spdl_torch.lazy_names import import_name
@@ -10,8 +10,6 @@ from spdl_torch.lazy_names import import_name
 from ..pipeline import PipelineBuilder, build_pipeline, cache_iterator
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, Callable
-
     from ..engine.definition import OutputOrder
 
 __all__ = ["CacheDataLoader", "DataLoader"]

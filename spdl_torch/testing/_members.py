@@ -10,7 +10,7 @@ import sys
 import threading
 import types
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,8 +24,6 @@ from ..objects.kinds import GENERATORS, SEQUENCES, is_immutable, is_value
 from ..objects.members import Unfinished, members, text_of, walk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from ..objects.members import Step, Way
 
 

@@ -11,15 +11,13 @@ import socket
 import sys
 import tempfile
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
 from ..scopes import scope
 from ..shown_text import short_repr
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 def settings_now() -> dict[str, Any]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,9 +28,6 @@ from ..objects.kinds import GENERATORS
 from ..objects.members import text_of
 from ..scopes import scope
 from ._members import reached
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 
 def assert_reproducible(

@@ -5,17 +5,15 @@ from __future__ import annotations
 import io
 import json
 import warnings
+from collections.abc import Callable
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ..loader.differences import first_difference
 from ..objects.generator_states import GeneratorStates, generators_kept
 from .reproducible import seed_all
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _NUM_RESUMES = 3  # in one epoch, one after another
 

@@ -9,11 +9,13 @@ import multiprocessing.process
 import sys
 import threading
 import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from time import sleep
-from typing import TYPE_CHECKING, Any, cast
+from types import FrameType
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -36,10 +38,6 @@ from ..progress_bar import ProgressBar
 from ..scopes import scope
 from ._members import SharedObjects, is_library, is_ours, reached
 from ._process_state import changed_settings, put_back, settings_kept, settings_now
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from types import FrameType
 
 
 def assert_thread_safe(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
 from torch.utils.data import IterableDataset
@@ -18,8 +18,6 @@ from .mixture import Mixture
 from .plan import Shares, Stop
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ..sources import DataSource
 
     Weights = Mapping[str, float] | Mapping[int, Mapping[str, float]]

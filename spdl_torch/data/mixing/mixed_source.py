@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
@@ -23,8 +24,6 @@ from ..sources._stream import Stream
 from .plan import MixturePlan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     from ..sources._copies import ShardCopies
     from .plan import Shares, Stop
 

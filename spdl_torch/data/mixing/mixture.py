@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.utils.data import Dataset
@@ -16,8 +17,6 @@ from ..sources._base import DataSource, check_start, seed_of
 from .plan import MAX_POSITIONS, MixturePlan, Positions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     import numpy as np
     from numpy.typing import NDArray
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Sequence
 from itertools import accumulate
 from operator import index as as_index
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -33,8 +34,6 @@ import numpy as np
 from ..sources._base import seed_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     Int64s = NDArray[np.int64]

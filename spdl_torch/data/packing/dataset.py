@@ -3,6 +3,7 @@ alone which samples make which group; the dataset of the groups, and their sampl
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,6 @@ from .collate import Document, PackCollate
 from .rule import Piece, sizes_of, volumes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from numpy.typing import NDArray
 
     from ...loader.sampling.parts import Tail

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...checks import check_whole
@@ -13,8 +14,6 @@ from .rule import Rule
 from .stream import GroupedStream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from .rule import Oversize, Size, SizeOf
 
 _LOOK_AHEAD = 4096

@@ -5,6 +5,7 @@ they are put into groups within a budget: full packs, or batches of similar leng
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
@@ -17,8 +18,6 @@ from ...engine.failures import attach_note
 from ..sources._base import seed_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from numpy.typing import NDArray
 
     Sizes = NDArray[np.integer]

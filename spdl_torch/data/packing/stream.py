@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,8 +21,6 @@ from .dataset import Groups
 from .rule import as_sizes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from ...loader.sampling.parts import OwnRank, Shard
     from .rule import Rule, Size
 

@@ -7,6 +7,7 @@ import os
 import random
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from ...checks import check_whole
@@ -15,8 +16,6 @@ from ...objects.copies import shallow_copy
 from ...shown_text import short_repr
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from ._copies import ShardCopies
 
 T_co = TypeVar("T_co", covariant=True)

@@ -6,14 +6,12 @@ import contextlib
 import logging
 import os
 import threading
+from collections.abc import Callable, Iterator
 from time import perf_counter_ns, time_ns
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from spdl_torch.io._cache.folders import NO_ROOM, is_at, locked, open_in, open_own_folder
 from spdl_torch.scopes import scope
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 _logger = logging.getLogger("spdl_torch.data")
 

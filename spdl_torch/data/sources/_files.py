@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from spdl_torch.io._remote import Reader, glob_url, is_url
@@ -15,8 +16,6 @@ from ._list import ListSource
 from ._shard import KeptFile, shard_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-
     from ._copies import ShardCopies
 
 

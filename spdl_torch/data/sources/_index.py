@@ -18,6 +18,7 @@ import os
 import zlib
 from array import array
 from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,8 +32,6 @@ from spdl_torch.io._tar import TarReader
 from ._shard import grouped_samples, key_and_field
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
     from ._shard import ShardFiles
 
 T = TypeVar("T")

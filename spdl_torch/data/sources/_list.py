@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from spdl_torch.errors import UnsupportedOptionError
@@ -10,8 +10,6 @@ from spdl_torch.errors import UnsupportedOptionError
 from ._base import DataSource, check_seed, check_start, seed_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from torch import Tensor
 
     from ._copies import ShardCopies

@@ -6,7 +6,8 @@ import glob
 import operator
 import os
 from array import array
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from io import UnsupportedOperation
 from itertools import chain, groupby
@@ -30,8 +31,6 @@ from ._shard import ShardSource
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
 
     import pyarrow as pa
     import pyarrow.parquet as pq

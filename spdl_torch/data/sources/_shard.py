@@ -7,6 +7,7 @@ import logging
 import os
 import re
 from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,8 +29,6 @@ from ._copies import BUFFER_BYTES, ShardCopies
 from ._stream import StreamSource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
     from spdl_torch.io._resuming import Version
 
 _logger = logging.getLogger("spdl_torch.data")

@@ -8,6 +8,7 @@ import math
 import os
 import re
 from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice, starmap
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -23,8 +24,6 @@ from ._index import IndexedSamples, index_path, pieces
 from ._shard import ShardSource, numbered_samples
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from ._stream import Mix
 
 T = TypeVar("T")

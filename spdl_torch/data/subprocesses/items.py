@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from time import monotonic
@@ -13,8 +14,6 @@ from torch.utils.data import IterableDataset
 from ...pipeline.pipeline import Pipeline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     from ...engine.definition import BuildOptions, PipelineSpec
     from ...engine.statistics import PipelineStats
     from ...objects.generator_states import GeneratorStates

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
@@ -34,8 +35,6 @@ from ...shown_text import short_repr
 from .items import Passes, Sent, SubprocessItems
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
     from ...engine.definition import MaxFailures, PipelineSpec
     from ...engine.hooks import HookFactory
     from ...engine.queues import StatsQueue

@@ -16,12 +16,9 @@ import hashlib
 import os
 import shutil
 import stat
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 from ...scopes import scope
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 try:
     import fcntl

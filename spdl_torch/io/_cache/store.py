@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +37,6 @@ from .folders import (
 from .pairs import RECORD, Pairs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from .folders import Descriptor
     from .pairs import Record
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,8 +47,6 @@ from .pillow import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from PIL.Image import Image
     from torch import Tensor
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
@@ -26,8 +27,6 @@ from .decode import (
 from .geometry import Crop, check_crop_function, checked_crop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from torch import Tensor
 
     from .._source import Source

@@ -16,6 +16,7 @@ import importlib.util
 import inspect
 import math
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,8 +26,6 @@ from torch import Tensor
 from ...engine.shared import lock_held_at_forks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from torch import Generator
 
 

@@ -12,6 +12,7 @@ import functools
 import io
 import re
 import sys
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,6 @@ import torch
 from PIL import Image
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from torch import Tensor
 
     Box = tuple[int, int, int, int]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -19,8 +20,6 @@ from .._source import read_source
 from .header import MOST_PIXELS_PER_BYTE, is_jpeg_without_picture
 
 if TYPE_CHECKING:
-    import os
-
     from numpy.typing import NDArray
     from torch import Tensor
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,8 +23,6 @@ from .region import Region, mapped
 from .slabs import ALIGNMENT, SMALL_BYTES, rounded_up
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
     from .region import PageLocker

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,8 +22,6 @@ from .region import keepers
 from .transfer import Transfer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import torch
 
 

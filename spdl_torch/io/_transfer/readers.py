@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -31,8 +31,6 @@ from .leaves import is_plain
 from .tree import is_leaf
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from .region import Region
     from .slabs import Event
 

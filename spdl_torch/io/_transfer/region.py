@@ -7,14 +7,12 @@ import os
 import sys
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import numpy as np
 
 from ...engine.shared import LiveObjects
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def mapped(num_bytes: int) -> mmap.mmap:

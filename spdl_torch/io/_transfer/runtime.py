@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 
 from ...scopes import scope
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _SUCCESS = 0  # cudaSuccess
 _RELAXED = 2  # cudaStreamCaptureModeRelaxed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -26,8 +27,6 @@ from .slabs import SMALL_BYTES, SlabRing, Slot, copy_alone, dense_strides, plan,
 from .tree import Leaf, leaves_of, map_leaves, map_spots, spots_of, spots_where
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from .leaves import Recordable
     from .slabs import Event, Layout, Slab
     from .tree import Spots

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from fractions import Fraction
 from numbers import Integral
 from typing import TYPE_CHECKING, SupportsFloat
@@ -20,8 +21,6 @@ from .opening import MediaFile, is_sound_only, packets_of
 from .packets import window_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from av.audio.frame import AudioFrame
     from av.container import InputContainer
     from torch import Tensor

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -35,8 +36,6 @@ from .reading import UnsureError, Video, no_frame
 from .samplers import facts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from av.video.frame import VideoFrame
 
     from .._source import Source

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
@@ -19,8 +20,6 @@ from av.codec.codec import UnknownCodecError
 from av.error import FFmpegError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from av.packet import Packet
     from av.video.codeccontext import VideoCodecContext
     from av.video.stream import VideoStream

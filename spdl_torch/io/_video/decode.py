@@ -10,6 +10,7 @@ import logging
 import threading
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,6 @@ from .opening import decode_errors
 from .reading import UnsureError, goes_back
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Sequence
-
     from av.packet import Packet
     from av.video.codeccontext import VideoCodecContext
     from av.video.frame import VideoFrame

@@ -6,6 +6,7 @@ import contextlib
 import re
 import shlex
 import struct
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from av.error import BlockingIOError as NoFrameYet, EOFError as NoFrameLeft, FFmpegError
@@ -18,8 +19,6 @@ from spdl_torch.errors import UnsupportedOptionError
 from .opening import decode_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     from av.filter.context import FilterContext
     from av.video.frame import VideoFrame
 

@@ -9,6 +9,7 @@ import os
 import shutil
 import tempfile
 import weakref
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import av
@@ -27,8 +28,6 @@ from .._retry import RetryPolicy
 from .._source import read_source, source_name, stored
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from av.container import InputContainer
     from av.packet import Packet
 

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import math
 from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from functools import partial
 from itertools import pairwise
@@ -24,8 +25,6 @@ from .opening import MediaFile
 from .reading import UnsureError, Video, no_frame
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from av.video.codeccontext import VideoCodecContext
     from av.video.frame import VideoFrame
     from av.video.stream import VideoStream

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import itertools
 import math
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,6 @@ from .codec import VideoCodec, is_entry, tells_keyframes, tick_until, to_ticks
 from .opening import packets_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from av.audio.stream import AudioStream
     from av.container import InputContainer
     from av.packet import Packet

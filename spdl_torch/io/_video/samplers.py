@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -17,8 +18,6 @@ from .packets import MOST_UNEVEN, Label, last_duration
 from .reading import no_frame
 
 if TYPE_CHECKING:
-    from fractions import Fraction
-
     from .reading import Video
 
 _BEYOND = 10**12

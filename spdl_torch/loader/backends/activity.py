@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator, Sequence
 from time import monotonic, perf_counter_ns, sleep
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,6 @@ from ...locks import RLock
 from ...scopes import scope
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from ..fetching.batch_maker import BatchMaker
     from .jobs import Job
 

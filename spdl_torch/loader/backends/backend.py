@@ -4,13 +4,12 @@ and the part of the loader's configuration that they need."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence, Sized
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..fetching.samples import is_read_at_once
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence, Sized
-
     from ...engine.rings import ConsumerRing
     from ..checkpoint.epoch import Given, Told
     from ..checkpoint.order import Order

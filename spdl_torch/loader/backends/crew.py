@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
+from collections.abc import Sequence, Sized
 from functools import partial
 from math import inf
 from time import monotonic
@@ -30,8 +31,6 @@ from .transfer_stage import AHEAD
 from .worker_thread import intra_op_threads_kept, use_one_intra_op_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence, Sized
-
     from ...engine.rings import ConsumerRing
     from ...observe.verdict.placement import Placement
     from ..checkpoint.user_state import WorkerState

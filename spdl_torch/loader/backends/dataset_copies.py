@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import types
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -14,8 +15,6 @@ from ...objects.members import slots_of
 from ..rng.owned import OwnedGenerators
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ...locks import RLock
 
 _logger = logging.getLogger("spdl_torch.data")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Sequence, Sized
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,8 +19,6 @@ from .backend import Backend
 from .jobs import Failed, Loaded, recorded, result_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence, Sized
-
     from ...engine.rings import ConsumerRing
     from ..checkpoint.epoch import Given
     from ..checkpoint.order import Order

@@ -4,6 +4,7 @@ one pass over the dataset, by which they go; and who gets which."""
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...locks import RLock
@@ -13,8 +14,6 @@ from ..fetching.bad_samples import NoGoodSample, record_bad
 from ..fetching.items import EndOfIterable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from ...engine.channel import Channel
     from ...engine.recorder import FlightRecorder
     from ...engine.rings import ConsumerRing

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -27,8 +28,6 @@ from .transfer_stage import most_pieces
 from .worker_thread import Worker, intra_op_threads_kept, use_one_intra_op_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ...engine.recorder import FlightRecorder
     from ...io._transfer.batch_memory import BatchMemory
     from ...observe.verdict.placement import Placement

@@ -7,6 +7,7 @@ sample collates.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any
@@ -28,8 +29,6 @@ from .dataset_copies import own_copy, own_function, rebound
 from .jobs import Exhausted, Failed, Loaded, Result, SharedJob, result_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from ...engine.channel import Channel
     from ...engine.counters import TaskCell
     from ...engine.rings import Ring

@@ -5,15 +5,13 @@ from __future__ import annotations
 import copy
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from ..error_notes import is_of_handler
 from ..sampling.sampler_chain import unshared
 from .epoch import SamplerState
 from .user_state import state_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 _logger = logging.getLogger("spdl_torch.data")
 

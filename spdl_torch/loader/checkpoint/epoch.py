@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import operator
 import zlib
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,8 +22,6 @@ import torch
 from ..rng.keys import epoch_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from .user_state import WorkerState
 
 

@@ -25,17 +25,15 @@ Lightning's private attributes for this is in this file.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import nullcontext
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 from ...scopes import scope
 from ..sampling.sampler_chain import has_length, set_sampler_epoch
 from ..user_warnings import warn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-    from types import FrameType
 
 
 def follow_trainer() -> None:

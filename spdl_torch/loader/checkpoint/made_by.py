@@ -6,6 +6,7 @@ what the order follows from is saved beside it, and compared when the state is r
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import (
@@ -20,8 +21,6 @@ from ..sampling.sampler_chain import divides_itself, nested_samplers, num_ranks
 from ..state_fields import AT_LEAST_ONE, Field, is_flag, list_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from .saved_state import ResumeState
 
 

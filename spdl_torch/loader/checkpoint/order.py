@@ -3,6 +3,7 @@ which a loader's state is made."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..error_notes import add_thread_note, is_of_handler
@@ -12,8 +13,6 @@ from .resume_state import encoded, packed_index
 from .user_state import WorkerState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     import torch
 
     from .drawing import Drawing

@@ -9,7 +9,7 @@ items that were already handed out are thrown away.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from math import prod
@@ -32,8 +32,6 @@ from .source_behind import Watched, source_behind
 from .user_state import WorkerState, ended_early, give_state, keeps_state, state_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from ...engine.definition import StageSpec
     from ...pipeline.pipeline import Pipeline
 

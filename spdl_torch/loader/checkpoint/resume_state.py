@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -31,8 +32,6 @@ from .epoch import NUM_LAST, SamplerState, checksum_of, last_of
 from .user_state import give_state, keeps_state, state_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from .drawing import Drawing
     from .epoch import EpochStart
     from .saved_state import ResumeState

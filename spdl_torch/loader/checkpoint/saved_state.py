@@ -9,8 +9,9 @@ Most epochs end without one: this is imported when a state is taken or given.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..rng.keys import epoch_seed
 from ..state_fields import (
@@ -29,9 +30,6 @@ from ..state_fields import (
 from .epoch import BaseSeed
 from .made_by import FIELDS as MADE_BY_FIELDS
 from .user_state import WorkerState
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _VERSION = 4
 

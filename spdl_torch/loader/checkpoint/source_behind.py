@@ -4,7 +4,7 @@ those that keep a state of their own, which is asked for as a pass goes on."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -22,8 +22,6 @@ from .user_state import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from .pipeline_state import PassProgress, PassState
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
+from collections.abc import Iterator
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeGuard
 
@@ -23,8 +24,6 @@ from ...objects.datasets import all_datasets
 from ..error_notes import Reason, add_thread_note
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from .saved_state import ResumeState
 
 _logger = logging.getLogger("spdl_torch.data")

@@ -13,6 +13,7 @@ import operator
 import os
 import traceback
 from collections import deque
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,8 +23,6 @@ from ...observe.verdict.skipped import MOST_KEPT, remarks_on_left_out
 from ...shown_text import printable, shortened
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from ...engine.definition import MaxFailures
     from ...engine.recorder import FlightRecorder
 

@@ -5,6 +5,7 @@ Used by the worker threads and, for ``num_workers=0``, on the trainer's thread.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.utils.data import IterableDataset, default_collate
@@ -19,8 +20,6 @@ from .samples import Rows, Samples, samples_of
 from .timing import timed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from ...engine.counters import TaskCell
     from ..checkpoint.user_state import WorkerState
     from ..rng.keys import StreamKey

@@ -7,9 +7,9 @@ What is compared is what a sample is made of (types, keys, lengths, shapes), nev
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -22,9 +22,6 @@ from torch.utils.data._utils.collate import (
 )
 
 from ...objects.kinds import is_plain_tensor
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 LARGE_BYTES = 64 * 1024
 

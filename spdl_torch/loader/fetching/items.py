@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import get_worker_info
@@ -24,8 +25,6 @@ from .samples import items_into
 from .timing import END, LONG_SAMPLES, timed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from ...engine.counters import TaskCell
     from .batch_maker import Batch, BatchRecipe
 

@@ -10,6 +10,7 @@ Nothing can be assumed of a dataset's own ``__getitem__``; such a dataset can of
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from operator import getitem
 from typing import TYPE_CHECKING, Any, cast
@@ -32,8 +33,6 @@ from .collating import has_torchs_types_only, is_torchs_collate
 from .timing import LONG_SAMPLES, timed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
     from ...engine.counters import TaskCell
     from .batch_maker import Batch, BatchRecipe
 

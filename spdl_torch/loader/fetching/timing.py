@@ -8,14 +8,13 @@ leaves nothing in the processor's caches, reading that clock twice and writing a
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sized
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from ...engine.counters import LONG_NS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sized
-
     from ...engine.counters import TaskCell
     from ...engine.rings import Ring
 

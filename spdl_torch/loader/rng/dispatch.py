@@ -18,6 +18,7 @@ False: threads cannot have streams of their own then.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import compress, count
 from typing import TYPE_CHECKING, Any
@@ -27,8 +28,6 @@ import torch
 from ...scopes import scope
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from .patches import OfThread
 
 _KEY_NAME = "TESTING_ONLY_GenericMode"

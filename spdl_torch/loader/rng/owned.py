@@ -20,6 +20,7 @@ import logging
 import pickle
 import random
 import types
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,8 +32,6 @@ from ...objects.members import Unfinished, is_leaf, members, reachable, text_of,
 from .keys import mix
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from ...objects.kinds import Generator
     from ...objects.members import Step
     from .keys import Purpose, StreamKey

@@ -19,6 +19,7 @@ import random
 import sys
 import threading
 import types
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,8 +31,6 @@ from ...machine.starting import start
 from . import dispatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from .streams import SampleStreams
 
 

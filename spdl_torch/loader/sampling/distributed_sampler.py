@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,6 @@ from ..state_fields import FLAG, NUMBER, Field, check_fields
 from .parts import OwnRank, Shard, check_tail
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sized
-
     from .parts import Tail
 
 _VERSION = 1  # of the state

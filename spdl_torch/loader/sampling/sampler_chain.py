@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import operator
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DistributedSampler
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _EPOCH_NAMES = ("epoch", "_epoch")
 """The attributes in which samplers keep the number that ``set_epoch`` was given."""

@@ -4,6 +4,7 @@ clocks of the loop, and all of it as it is read at one moment."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -13,8 +14,6 @@ from ...machine.probes import ProbeCounters, probe_counters
 from ...objects.datasets import all_datasets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
     from ...engine.counters import QueueCounters, TaskCell, TaskCounters
     from ...observe.verdict.placement import Placement
     from ..backends.jobs import Epoch

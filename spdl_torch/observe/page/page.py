@@ -5,16 +5,14 @@ The template is Jinja2's, which torch brings; it is imported here alone and only
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ...shown_text import printable_line
 from ...whole_files import write_text
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterable, Mapping, Sequence
 
 _MOST_ROWS = 500
 

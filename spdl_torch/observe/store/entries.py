@@ -4,6 +4,7 @@ events."""
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -13,8 +14,6 @@ from ..verdict.causes import num_delivered
 from ..verdict.placement import PLACEMENT_EVENT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     from ...engine.statistics import PipelineStats, TaskPerfStats
     from ..verdict.placement import Placement
     from ..verdict.report import Report

@@ -5,14 +5,11 @@ Who watches is kept here and not on the loader, which is the user's: its copies 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from ...scopes import scope
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 EpochWatcher = Callable[[], AbstractContextManager[None]]
 """Opened by a loader when it ends an epoch and begins another; closed when that is done."""

@@ -8,22 +8,20 @@ that SPDL's example logger gives its tables, so that queries written for those r
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import sys
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
+from typing import Any, TypeAlias, TypedDict
 
 from ...engine.statistics import TaskPerfStats
 from ...scopes import scope
 from ...shown_text import printable_line
 from ...whole_files import starts_like_json
 from .entries import EventLogEntry
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterator, Mapping
 
 SCHEMA_VERSION = 2
 """``PRAGMA user_version`` of the files that this release writes."""

@@ -4,6 +4,7 @@ the decisions of its tuning. Recording looks by a thread, Lightning's monitor at
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,8 +15,6 @@ from ..verdict.skipped import SKIPPED, key_text
 from .entries import DECISION_EVENT, EventLogEntry, entries_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from ...engine.statistics import PipelineStats
     from ..verdict.placement import Placement
     from .entries import LogEntry

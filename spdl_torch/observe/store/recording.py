@@ -7,7 +7,7 @@ import inspect
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
@@ -25,8 +25,6 @@ from .logging_hooks import recording_gc
 from .writer import SQLiteStatsWriter, rank_and_world_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from ..verdict.placement import Placement
     from .following import Interval
 

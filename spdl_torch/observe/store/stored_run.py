@@ -7,7 +7,9 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
@@ -23,9 +25,6 @@ from .entries import PROBES_EVENT
 from .file import damaged, event_of, reading, rows_of
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     from .entries import EventLogEntry
 
 _logger = logging.getLogger("spdl_torch.observe")

@@ -10,11 +10,11 @@ import re
 import socket
 import sqlite3
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
+from typing import Any, Protocol, Self, TypeAlias
 
 from ...checks import check_seconds, check_whole
 from ...engine.threads import ThreadGroup
@@ -28,9 +28,6 @@ from .entries import (
     TaskStatsLogEntry,
 )
 from .file import FIGURES, open_for_writing
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _logger = logging.getLogger("spdl_torch.observe")
 

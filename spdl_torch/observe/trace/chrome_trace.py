@@ -17,6 +17,7 @@ import itertools
 import math
 import socket
 from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -24,8 +25,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from ...engine.timeline import Outcome, TwoClocks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from ...engine.timeline import Part, Row, Timeline, Turn
     from ..verdict.report import Report
 

@@ -3,7 +3,9 @@ here, or loaded from a statistics file or a trace; and its page."""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -22,9 +24,6 @@ from .chrome_trace import OURS, PROCESS, STEP, WAIT_IN, WAIT_OUT, Program, chrom
 from .trace_file import SQLITE, path_to_write, profiles_of, read, report_in, write
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterator, Sequence
-
     from ...engine.timeline import Timeline
     from ..page.charts import Axis
     from ..verdict.report import Report

@@ -8,19 +8,17 @@ import gzip
 import itertools
 import json
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...shown_text import printable_content
 from ...whole_files import starts_like_json, whole_file
 from ..store.file import check_exists, damaged
 from ..verdict.report import Report, part_of
 from .chrome_trace import FIRST_ID, OURS, microseconds, nanoseconds
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
 
 Trace = dict[str, Any]
 

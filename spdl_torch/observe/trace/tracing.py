@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter, deque
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,8 +32,6 @@ from .profile import Profile
 from .trace_file import path_to_write, write
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from ...engine.timeline import Timeline
 
 _logger = logging.getLogger("spdl_torch.observe")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import cycle, islice
 from statistics import median
@@ -12,8 +13,6 @@ from ...checks import check_whole
 from .report import make_report
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     from ...engine.timeline import Timeline
     from .report import Report
 

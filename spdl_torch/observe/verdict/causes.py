@@ -9,6 +9,7 @@ GIL, and sleeps (see the explanation page). What holds of the GIL is in
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,8 +17,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from ...machine import gil
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ...engine.statistics import PipelineStats, StageStats
     from ...machine.readings import Probes
 

@@ -8,6 +8,7 @@ causes that the statistics do not separate.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,8 +17,6 @@ from ...shown_text import counted, shown_rate, shown_seconds
 from .causes import SHORT_SECONDS, Cause
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ...engine.statistics import StageStats, TaskPerfStats
     from .causes import Reading
     from .placement import Placement

@@ -7,6 +7,7 @@ report.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...shown_text import percent, wrapped
@@ -14,8 +15,6 @@ from .causes import num_delivered
 from .verdict import INPUT_BOUND
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from .report import Report
 
 _TOGETHER = 0.1

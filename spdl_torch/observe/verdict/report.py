@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from ...engine.statistics import PipelineStats
@@ -19,10 +22,6 @@ from .placement import Placement, lines_of, moves
 from .verdict import Verdict, judge
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-
     from ...engine.statistics import StageStats
     from .model import Prediction
 

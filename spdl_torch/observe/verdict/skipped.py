@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from ...engine.failures import describe
 from ...shown_text import shortened
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 SKIPPED = "skipped"
 """The name of an event: a sample that failed and was left out of its batch."""

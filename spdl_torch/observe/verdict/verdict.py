@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -20,8 +21,6 @@ from .advice import Ceiling, advise, without_any_waits, without_start, without_w
 from .causes import SHORT_SECONDS, Cause, Reading
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from ...engine.statistics import PipelineStats
 
 INPUT_BOUND = 0.05

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from collections.abc import Iterator
 
 from ...observe import trace_counter, trace_event, tracing as _tracing
 from ...scopes import scope
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterator
 
 __all__ = [
     "built_with_cuda",

@@ -8,14 +8,12 @@ methods present.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from collections.abc import Iterator
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from spdl_torch.lazy_names import import_name
 
 from ._sampler import DistributedDeterministicSampler, DistributedRandomSampler
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = [
     "DistributedDeterministicSampler",

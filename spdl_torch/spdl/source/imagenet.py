@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .local_directory import LocalDirectory
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterator
 
 __all__ = ["ImageNet", "get_mappings", "parse_wnid"]
 

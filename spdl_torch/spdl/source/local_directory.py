@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterator
 
 __all__ = ["LocalDirectory"]
 

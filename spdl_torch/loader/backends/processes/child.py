@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable, Iterator
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -41,8 +42,6 @@ from .signals import leave_to_the_trainer
 from .wire import Answer, Fatal, Free, LogLine, Restart, Wire, pickle_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from ..backend import LoadSpec
     from ..jobs import Result
     from .wire import File, OwnedSocket

@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import pickle
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,7 +27,6 @@ from ...error_notes import attributes_of, of_parts, set_attribute
 from ..jobs import Failed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from typing import Any
 
     from ..jobs import Result

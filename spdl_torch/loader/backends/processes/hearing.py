@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable, Mapping
 from time import monotonic, perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +25,6 @@ from .error_pickle import unpack_error, with_errors
 from .wire import socket_pair
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from ....engine.recorder import FlightRecorder
     from ..jobs import Result
     from .worker_process import WorkerProcess

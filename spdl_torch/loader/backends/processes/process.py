@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import warnings
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from multiprocessing import connection, process as processes, resource_tracker
 from time import monotonic
@@ -27,7 +28,6 @@ from ..activity import workers_at_rest
 from .signals import TRAINERS, trainers_signals_held
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from multiprocessing.context import BaseContext
     from multiprocessing.process import BaseProcess
 

@@ -6,6 +6,7 @@ import operator
 import pickle
 import weakref
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,8 +16,6 @@ from ....machine.probes import ProbeCounters
 from ...stats.counts import Readings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from ....engine.rings import RingCopy
     from ....engine.timeline import Timeline
     from ..jobs import Epoch

@@ -14,6 +14,7 @@ import atexit
 import logging
 import threading
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence, Sized
 from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -31,8 +32,6 @@ from .signals import handlers_deferred
 from .worker_process import WorkerProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence, Sized
-
     from ....engine.recorder import FlightRecorder
     from ....engine.rings import ConsumerRing
     from ....observe.verdict.placement import Placement

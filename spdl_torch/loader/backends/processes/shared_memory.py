@@ -17,6 +17,7 @@ import mmap
 import os
 import weakref
 from collections import deque
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +31,6 @@ from ....locks import RLock
 from .wire import Free, anonymous_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from .wire import File, Span
 
 

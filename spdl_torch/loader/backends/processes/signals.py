@@ -10,12 +10,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 from ....scopes import scope
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 TRAINERS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))

@@ -20,14 +20,13 @@ import socket
 import struct
 import tempfile
 from collections import deque
+from collections.abc import Callable, Sequence
 from multiprocessing import reduction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..jobs import Loaded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from ...checkpoint.user_state import WorkerState
     from ...rng.keys import StreamKey
     from ..jobs import Result

@@ -13,6 +13,7 @@ import os
 import pickle
 import socket
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from time import monotonic, perf_counter_ns, sleep
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,6 @@ from .shared_memory import Mappings
 from .wire import Answer, Fatal, LogLine, Restart, Wire, message_of, socket_pair
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from multiprocessing.context import BaseContext
 
     from ....io._transfer.region import LimitedLocker
