@@ -10,9 +10,9 @@ from itertools import islice
 import pytest
 import torch
 from _gates import Boom
+from _gpus import Filled
 from _lazy_device import LazyDevice, install, put_to_rest
 from _loader_helpers import assert_threads_end
-from torch.utils.data import Dataset
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.io import batch_storage
@@ -23,19 +23,8 @@ from spdl_torch.pipeline import PipelineBuilder, StatsQueue
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 COUNT = 12
-
-
-class Filled(Dataset):
-    """Samples of one value each."""
-
-    thread_safe = True
-
-    def __len__(self):
-        return COUNT
-
-    def __getitem__(self, index):
-        # Two are the smallest batch that is made in pinned memory, and the smallest slab.
-        return torch.full((SMALL_BYTES // 2,), index, dtype=torch.uint8)
+# Two are the smallest batch that is made in pinned memory, and the smallest slab.
+DATA = Filled([SMALL_BYTES // 2] * COUNT)
 
 
 def in_storage(index):
@@ -65,7 +54,7 @@ def device(monkeypatch):
 
 
 def loader(num_workers=2, **options):
-    return DataLoader(Filled(), 2, device="cuda", num_workers=num_workers, **options)
+    return DataLoader(DATA, 2, device="cuda", num_workers=num_workers, **options)
 
 
 without_workers = partial(loader, 0)

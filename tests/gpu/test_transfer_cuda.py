@@ -7,7 +7,6 @@ import pytest
 import torch
 from _loader_helpers import ThreadLoader as DataLoader, as_list
 from torch.nn.utils.rnn import pack_sequence
-from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
 from spdl_torch.io import Transfer, cuda_config, transfer_tensor
@@ -16,27 +15,8 @@ from spdl_torch.io._transfer import cuda
 pytestmark = pytest.mark.cuda
 
 MEBI = 1 << 20
-LATE = 20_000_000
-"""GPU clock cycles, some 10 ms: how late kernels run behind their launch."""
-
-
-def keep_busy(num_cycles):
-    """Launch a kernel that takes so many cycles."""
-    torch.cuda._sleep(num_cycles)
-
-
-class Constant(Dataset):
-    """Sample ``k`` is a large tensor of ``k``."""
-
-    def __init__(self, length, size=MEBI):
-        self.length = length
-        self.size = size
-
-    def __len__(self):
-        return self.length
-
-    def __getitem__(self, index):
-        return torch.full((self.size,), float(index))
+LATE = 5_000_000
+"""GPU clock cycles, some milliseconds: how late kernels run behind their launch."""
 
 
 def test_copy_is_waited_for_on_a_busy_link():
@@ -50,7 +30,8 @@ def test_copy_is_waited_for_on_a_busy_link():
 
 def test_reserved_memory_is_flat_over_epochs():
     """What one epoch's copies used is found again by the next: they share a stream."""
-    loader = DataLoader(Constant(8), batch_size=None, num_workers=1, device="cuda")
+    data = [torch.full((MEBI,), float(k)) for k in range(8)]
+    loader = DataLoader(data, batch_size=None, num_workers=1, device="cuda")
 
     def reserved_after_an_epoch():
         for batch in loader:
@@ -99,7 +80,7 @@ def test_thread_that_trains_never_waits_for_the_device(num_workers):
         torch.cuda.set_sync_debug_mode("error" if num_workers else "default")
         try:
             batch = next(batches)
-            keep_busy(LATE // 4)
+            torch.cuda._sleep(LATE)
             plain, image, packed, sparse, own = batch
             sums += [plain.sum(), image.double().sum(), packed.data.sum(), own.tensor.sum()]
             sums.append(sparse.values().sum())

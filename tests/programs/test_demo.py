@@ -193,21 +193,6 @@ def test_photographs_for_trying_out_are_a_tree_for_image_folder(tmp_path, capsys
     assert files_of(tmp_path) == before
 
 
-def test_the_command_does_not_import_torch():
-    """Of itself, whatever the package's ``__init__`` does: help and errors come at once."""
-    code = (
-        "import sys, types\n"
-        "package = types.ModuleType('spdl_torch')\n"
-        f"package.__path__ = [{str(Path(spdl_torch.__file__).parent)!r}]\n"
-        "package.__version__ = '0'\n"
-        "sys.modules['spdl_torch'] = package\n"
-        "import spdl_torch.__main__\n"
-        "print({'torch', 'torchvision', 'numpy'} & set(sys.modules))"
-    )
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert answer.stdout.strip() == "set()", answer.stderr
-
-
 @pytest.fixture
 def environment(tmp_path):
     """The demo's temporary folder goes into ``tmp_path``."""

@@ -327,32 +327,6 @@ def test_libraries_that_make_loaders_have_ours(folder):
     assert sites(err) == ["libraries.py:30", "libraries.py:25", "libraries.py:33"]
 
 
-@pytest.mark.parametrize(
-    ("imports", "made"),
-    [
-        ("from monai.data import DataLoader, Dataset", "DataLoader(Dataset([1.0, 2.0]), 2)"),
-        (
-            "from torch_geometric import data; from torch_geometric.loader import DataLoader",
-            "DataLoader([data.Data(x=torch.ones(2, 2))] * 3, 2)",
-        ),
-    ],
-)
-def test_loader_that_a_library_derives_is_ours(imports, made, folder):
-    """It is the program's all the same: the report names its line."""
-    pytest.importorskip(re.split("[ .]", imports)[1])
-    text = f"""
-        import torch
-        {imports}
-
-        loader = {made}
-        print(*loader, isinstance(loader, torch.utils.data.DataLoader), len(loader))
-    """
-    (folder / "derived.py").write_text(textwrap.dedent(text))
-    status, _, err = both_ways(folder, "derived.py", start=start_cold)
-    assert status == 0
-    assert sites(err) == ["derived.py:5"]
-
-
 def test_report_and_page_and_file_are_of_the_program(folder, capsys):
     """Though it fails. The report has its edit; the page and the statistics file have the loader,
     too."""

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from _datasets import MapData
 from _tuners import RandomTuner
-from torch.utils.data import Dataset
 
 import spdl_torch
 from spdl_torch.__main__ import _parser
@@ -53,18 +53,6 @@ CALLABLES = {
 }
 
 
-class Squares(Dataset):
-    """Every ninth sample is bad."""
-
-    def __len__(self):
-        return 64
-
-    def __getitem__(self, index):
-        if index % 9 == 8:
-            raise ValueError(f"bad {index}")
-        return torch.full((4,), index * index)
-
-
 class Recorded:
     """What a recording of two loaders left: metrics, the file, and a report."""
 
@@ -72,9 +60,10 @@ class Recorded:
         self.metrics = set()
         self.path = folder / "run.db"
         torch.manual_seed(0)
+        data = MapData(64, dict.fromkeys(range(8, 64, 9), ValueError))
         loaders = {
-            "inline": spdl_torch.DataLoader(Squares(), 4, on_error="skip"),
-            "workers": spdl_torch.DataLoader(Squares(), 4, num_workers=2, on_error="skip"),
+            "inline": spdl_torch.DataLoader(data, 4, on_error="skip"),
+            "workers": spdl_torch.DataLoader(data, 4, num_workers=2, on_error="skip"),
         }
 
         def logger(metrics, step):

@@ -217,10 +217,26 @@ def test_number_of_batches_is_compared_too():
         compare([1, 2], [1])
 
 
-def compare(first, second):
-    """Two epochs."""
-    epochs = iter([[], first, second])  # the first is asked for its sampler
-    assert_reproducible(lambda _: next(epochs), num_workers=(0, 1), num_epochs=1)
+class Epochs:
+    """A loader of these."""
+
+    def __init__(self, *epochs):
+        self.rest = iter(epochs)
+
+    def __iter__(self):
+        return iter(next(self.rest))
+
+
+def test_later_epochs_are_compared_too():
+    """One after the other."""
+    with differs("epoch 1, batch 0 differs.*: 3 in place of 2"):
+        compare(Epochs([1], [2]), Epochs([1], [3]), num_epochs=2)
+
+
+def compare(first, second, num_epochs=1):
+    """Two loaders."""
+    loaders = iter([[], first, second])  # the first is asked for its sampler
+    assert_reproducible(lambda _: next(loaders), num_workers=(0, 1), num_epochs=num_epochs)
 
 
 def differs(what):

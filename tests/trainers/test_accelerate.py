@@ -163,19 +163,6 @@ def test_trainer_keeps_its_order_on_our_loader(tmp_path, hugging_face):
     assert len(seen[0]) == 2 * 6 + 3 + 3
 
 
-def test_prepared_loader_keeps_its_workers():
-    """With ``persistent_workers``, from loop to loop, as before it was prepared."""
-    for persistent_workers in (True, False):
-        given = DataLoader(
-            PLACES, batch_size=4, num_workers=1, persistent_workers=persistent_workers
-        )
-        prepared = prepares.Accelerator(cpu=True).prepare(given)
-        first, second = ({batch["labels"][0].item() for batch in prepared} for _ in range(2))
-        assert len(first) == len(second) == 1
-        assert os.getpid() not in first
-        assert (first == second) is persistent_workers
-
-
 def trainer_of(kind, folder, **options):
     """A trainer of either kind, whose evaluation samples say where they were made."""
     transformers = pytest.importorskip("transformers")

@@ -75,13 +75,25 @@ def test_validation_keeps_its_workers(persistent_workers):
     assert len(set(places)) == (1 if persistent_workers else 4)
 
 
+def prepared_by_fabric(loader):
+    return lightning.Fabric(accelerator="cpu", devices=1).setup_dataloaders(loader)
+
+
+def prepared_by_accelerate(loader):
+    pytest.importorskip("accelerate")
+    from spdl_torch.accelerate import Accelerator
+
+    return Accelerator(cpu=True).prepare(loader)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")  # Accelerate's
 @pytest.mark.parametrize("persistent_workers", [True, False])
-def test_fabrics_loader_keeps_its_workers(persistent_workers):
+@pytest.mark.parametrize("prepare", [prepared_by_fabric, prepared_by_accelerate])
+def test_prepared_loader_keeps_its_workers(prepare, persistent_workers):
     """Around ours; from loop to loop."""
-    fabric = lightning.Fabric(accelerator="cpu", devices=1)
-    options = {"num_workers": 1, "persistent_workers": persistent_workers}
-    prepared = fabric.setup_dataloaders(DataLoader(PLACES, **options))
+    prepared = prepare(DataLoader(PLACES, num_workers=1, persistent_workers=persistent_workers))
     first, second = ({place.item() for place in prepared} for _ in range(2))
+    assert len(first) == len(second) == 1
     assert os.getpid() not in first
     assert (first == second) is persistent_workers
 

@@ -27,24 +27,6 @@ def pictures(*transforms):
     return datasets.FakeData(NUM_SAMPLES, (3, 40, 40), NUM_CLASSES, v2.Compose(steps))
 
 
-class RepeatedAugmentation(torch.utils.data.Sampler):
-    """Three views of a sample, as in torchvision's ``RASampler``."""
-
-    def __init__(self, dataset):
-        self.num_samples, self.epoch = len(dataset), 0
-
-    def __iter__(self):
-        generator = torch.Generator().manual_seed(self.epoch)
-        order = torch.randperm(self.num_samples, generator=generator).repeat_interleave(3)
-        return iter(order.tolist()[: len(self)])
-
-    def __len__(self):
-        return self.num_samples
-
-    def set_epoch(self, epoch):
-        self.epoch = epoch
-
-
 mix = v2.RandomChoice([v2.MixUp(num_classes=NUM_CLASSES), v2.CutMix(num_classes=NUM_CLASSES)])
 
 
@@ -57,8 +39,10 @@ def loaders_of_train_py(num_workers):
     """The loaders of a classification script, by the calls of torchvision's."""
     train = pictures(v2.RandomResizedCrop(32), v2.RandomHorizontalFlip(), v2.RandomErasing())
     val = pictures(v2.CenterCrop(32))
-    train_sampler = RepeatedAugmentation(train)
-    val_sampler = torch.utils.data.distributed.DistributedSampler(val, 1, 0, shuffle=False)
+    train_sampler, val_sampler = (
+        torch.utils.data.distributed.DistributedSampler(data, 1, 0, shuffle=data is train)
+        for data in (train, val)
+    )
     options = {"batch_size": 4, "num_workers": num_workers, "pin_memory": False}
     train_loader = torch.utils.data.DataLoader(
         train, sampler=train_sampler, collate_fn=mixed, **options
