@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import mmap
 import threading
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
+from _gates import in_thread, result_of
+from _gpus import pinned
 from _isolated import bits, isolated, nothing_left
 from _isolation_data import Images
-from _lazy_device import backends, machine
+from _lazy_device import LazyDevice, backends, install, machine
 from _loader_helpers import ThreadLoader as DataLoader, no_thread_left
 from hypothesis import given, settings, strategies as st
 
 from spdl_torch import PipelineDataset
 from spdl_torch.io import Transfer, transfer_tensor
+from spdl_torch.io._transfer import cuda
 from spdl_torch.io._transfer.slabs import copy_alone
+from spdl_torch.loader import opening
 from spdl_torch.pipeline import PipelineBuilder
 
 __all__ = ["backends", "no_thread_left", "nothing_left"]
@@ -84,6 +90,21 @@ def test_pinned_batches_are_not_in_memory_that_the_child_writes(backends, monkey
     are_in_slabs, found = where_pinned_batches_are(monkeypatch)
     assert are_in_slabs == [0, 0, 0]
     assert found == [bits(batch) for batch in DataLoader(Images(12), 4, num_workers=2, seed=1)]
+
+
+def test_pinned_batches_spoil_no_graph(monkeypatch):
+    """``pin_memory=True`` locks pages on the thread that made the batch, while another captures."""
+    install(device := LazyDevice(), monkeypatch.setattr)
+    pinning = SimpleNamespace(pin_memory=lambda batch, _: pinned(batch))
+    monkeypatch.setattr(opening, "_torch_pin_memory", pinning)
+    # CudaBackend guards its own call: torch's allocator has no such backend.
+    monkeypatch.setattr(cuda.runtime, "captures_unharmed", nullcontext)
+    batch = torch.full((LARGE,), 7, dtype=torch.uint8)
+    with device.capture():
+        found = result_of(in_thread(opening.pinned, batch, None))
+    assert torch.equal(found, batch)
+    assert device.is_locked(found.data_ptr())
+    assert not device.violations
 
 
 # -- who packs -------------------------------------------------------------------------------------

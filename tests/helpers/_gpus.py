@@ -8,6 +8,7 @@ was captured is done again.
 from __future__ import annotations
 
 import gc
+import itertools
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from _gates import PATIENCE_SECONDS, in_thread, result_of
-from _lazy_device import LazyDevice, LazyStream, TorchWith, install, rings
+from _lazy_device import LazyDevice, LazyStream, TorchWith, install, machine, rings
 from _loader_helpers import loader_threads
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -60,19 +61,23 @@ class CudaGpu:
         torch.cuda.synchronize()
         return [float(total) for total in totals]
 
-    def move(self, tensor):
-        """Start copying a tensor to the device, as a training loop does, and return at once."""
+    def make(self, tensor):
+        """What a worker makes on the device."""
         return tensor.to("cuda", non_blocking=True)
 
     def index_of(self, tensor):
         """The number of the device that has the tensor; None = the host."""
         return tensor.device.index
 
-    def on_stream(self, kind):
-        """A context in which the program trains on that stream."""
+    def stream(self, kind):
+        """One on which a program trains; None = torch's own."""
         if kind == "default":
-            return nullcontext()
-        return torch.cuda.stream(torch.cuda.Stream() if kind == "side" else self._foreign_stream())
+            return None
+        return torch.cuda.Stream() if kind == "side" else self._foreign_stream()
+
+    def on(self, stream):
+        """A context in which that stream is current."""
+        return nullcontext() if stream is None else torch.cuda.stream(stream)
 
     def _foreign_stream(self):
         """A stream that torch knows by its handle alone."""
@@ -89,6 +94,7 @@ class LazyGpu:
 
     def __init__(self, device):
         self.device = device
+        self.made_of = []
 
     def extent(self, num_batches, num_bytes):
         return min(num_batches, 20), min(num_bytes, 128 * KIBI)
@@ -103,16 +109,11 @@ class LazyGpu:
         self.device.drain()
         return [float(np.frombuffer(found[0], np.uint8).sum()) for found in totals]
 
-    def move(self, tensor):
-        """From locked pages CUDA copies later; from others before it returns."""
+    def make(self, tensor):
+        self.made_of.append(tensor)
         target = self.device.empty(tensor.nbytes)
-        target.record_stream(self.device.current_stream(0))
-        if self.device.is_locked(tensor.data_ptr()):
-            self.device.copy_later(target.data_ptr(), tensor.data_ptr(), tensor.nbytes)
-        else:
-            self.device.drain()
-            target.copy_(tensor.view(-1))
-        return target
+        self.device.copy_later(target.data_ptr(), tensor.data_ptr(), tensor.nbytes)
+        return target.as_subclass(There)
 
     def index_of(self, tensor):
         try:
@@ -120,11 +121,64 @@ class LazyGpu:
         except StopIteration:  # the host's
             return None
 
-    def on_stream(self, kind):
+    def stream(self, kind):
         if kind == "default":
-            return nullcontext()
-        stream = self.device.Stream(0) if kind == "side" else LazyStream(self.device, 0)
-        return self.device.stream(stream)
+            return None
+        return self.device.Stream(0) if kind == "side" else LazyStream(self.device, 0)
+
+    def on(self, stream):
+        return nullcontext() if stream is None else self.device.stream(stream)
+
+
+class Plain(torch.Tensor):
+    """A tensor of another class, on which torch's functions work as on any."""
+
+    __torch_function__ = torch.nn.Parameter.__torch_function__
+
+
+class There(Plain):
+    """A tensor that is on the stand-in."""
+
+    is_cuda = True
+
+
+def moved(tensor, non_blocking=True):
+    """``tensor.to("cuda")``, as a training loop or an object of its own calls it: a copy on the
+    stream that is current. From locked pages it is done later; from others before this returns, and
+    so after all that the stream had."""
+    device = machine()
+    if device is None:
+        return tensor.to("cuda", non_blocking=non_blocking)
+    stream, target = device.current_stream(0), device.empty(tensor.nbytes)
+    is_loops = stream not in device.own_streams.values()
+    if is_loops:
+        target.record_stream(stream)  # which the allocator knows it for
+    if non_blocking and device.is_locked(tensor.data_ptr()):
+        device.copy_later(target.data_ptr(), tensor.data_ptr(), tensor.nbytes)
+    else:
+        device.num_waits += is_loops
+        device.drain()
+        target.copy_(tensor.view(-1))
+    return target
+
+
+def is_pinned(tensor):
+    """Whether a copy from a tensor is done later."""
+    device = machine()
+    return tensor.is_pinned() if device is None else device.is_locked(tensor.data_ptr())
+
+
+def pinned(tensor):
+    """``tensor.pin_memory()``."""
+    if machine() is None:
+        return tensor.pin_memory()
+    return cuda.CudaBackend(torch.device("cuda", 0)).pinned(tensor.nbytes).copy_(tensor.view(-1))
+
+
+def keep_until_copied(owner):
+    """Torch keeps pinned memory of its own as long as copies from it are under way."""
+    if (device := machine()) is not None:
+        device.current_stream(0).give(lambda: owner)
 
 
 @pytest.fixture
@@ -185,20 +239,24 @@ def filled(gpu, num_batches, num_bytes):
     return Filled([num_bytes] * num_batches)
 
 
-def num_wrong(gpu, batches, expected, *, stream="default", use=None):
+def num_wrong(gpu, batches, expected, *, streams=("default",), use=None):
     """How many batches were wrong when a delayed kernel read them, or missing.
 
     Every batch has one number in all its bytes. A delayed kernel adds them up; by then the loop has
-    long dropped the batch, and the loader has moved on. use: called with each batch, for the tensor
-    that the kernel reads; None = the batch.
+    long dropped the batch, and the loader has moved on. It trains on these streams in turn. use:
+    called with each batch, for the tensor that the kernel reads; None = the batch.
     """
-    totals = []
-    with gpu.on_stream(stream):
-        for batch in batches:
+    totals, batches, no_more = [], iter(batches), object()
+    streams = [gpu.stream(kind) for kind in streams]
+    for number in itertools.count():
+        with gpu.on(streams[number // 3 % len(streams)]):
+            batch = next(batches, no_more)
+            if batch is no_more:
+                break
             gpu.make_late()
             totals.append(gpu.total(batch if use is None else use(batch)))
             del batch
-        found = gpu.values(totals)
+    found = gpu.values(totals)
     wrong = sum(one != other for one, other in zip(found, expected, strict=False))
     return wrong + abs(len(expected) - len(found))
 
@@ -261,11 +319,11 @@ def stage_beside():
     """A transfer of its own, from its memory to its end: streams are made, pages locked, copies and
     the model waited for, memory freed."""
     copies = Transfer("cuda", num_slabs=1)
-    pinned = cuda.CudaBackend(torch.device("cuda", 0)).pinned(64 * KIBI)
+    locked = pinned(torch.ones(64 * KIBI, dtype=torch.uint8))
     for _ in range(transfer.MOST_BEHIND + 3):
-        copies.stage([torch.ones(1), pinned]).receive()
+        copies.stage([torch.ones(1), locked]).receive()
     copies.stage([torch.ones(1)]).synchronize()
-    del copies, pinned
+    del copies, locked
     gc.collect()
 
 
@@ -295,8 +353,8 @@ class OnHost(TorchFunctionMode):
         kwargs = {key: _host(value) for key, value in (kwargs or {}).items()}
         if function is torch.Tensor.pin_memory:
             backend = cuda.CudaBackend(torch.device("cuda", 0))
-            pinned = backend.pinned(args[0].nbytes).view(args[0].dtype).view(args[0].shape)
-            return pinned.copy_(args[0])
+            locked = backend.pinned(args[0].nbytes).view(args[0].dtype).view(args[0].shape)
+            return locked.copy_(args[0])
         return function(*map(_host, args), **kwargs)
 
 

@@ -62,6 +62,7 @@ class LazyDevice:
         self.locked = {}  # address -> size, of host memory
         self.copies = []  # that are not done
         self.num_copied = 0
+        self.num_waits = 0  # of who trains, for a copy from memory that is not locked
         self.violations = []
         self.used = set()  # devices that have a context now
         self.gate = threading.Event()
