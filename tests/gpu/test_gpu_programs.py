@@ -63,8 +63,6 @@ def found_by(device, code, **environ):
     return json.loads(printed.splitlines()[-1])
 
 
-# -- ends ------------------------------------------------------------------------------------------
-
 LOADS = """
 if __name__ == "__main__":
     loader = DataLoader(range(10**6), batch_size=256, num_workers=4, device="cuda", {options})
@@ -108,9 +106,6 @@ def test_program_ends_while_a_loader_sends_batches(device, code, status, options
     assert bool(complaint) == (status in (1, -signal.SIGINT))
 
 
-# -- other allocators ------------------------------------------------------------------------------
-
-
 def found_here(gpu):
     """How many batches were wrong in this process, and what its memory came from."""
     data, wrong = filled(gpu, 100, 4 * MEBI), 0
@@ -146,8 +141,6 @@ def test_batches_are_whole_on_another_allocator(device, name, setting):
         pytest.skip("this system does not have it")
     assert found["wrong"] == 0
 
-
-# -- several devices -------------------------------------------------------------------------------
 
 NUM_BATCHES = 20
 

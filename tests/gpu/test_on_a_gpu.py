@@ -55,9 +55,6 @@ WORKERS = pytest.mark.parametrize(
 )
 
 
-# -- equal -----------------------------------------------------------------------------------------
-
-
 def has_arrived(gpu, expected, found):
     """Whether a tensor is on the device, and has the type and the values of another."""
     is_there = found.nbytes == 0 or gpu.index_of(found) is not None
@@ -144,9 +141,6 @@ def test_images_and_clips_are_those_of_the_cpu(gpu, tmp_path):
         assert expected.stride() == found.stride()
 
 
-# -- dropped while late kernels read ---------------------------------------------------------------
-
-
 def sizes_between(least, most, count):
     """Sizes in bytes, as many between 1 and 2 MB as between 10 and 20; the same each time. Half of
     them repeat the one before: memory is used again where sizes are equal."""
@@ -183,9 +177,6 @@ def test_batches_of_processes_are_whole(gpu, options):
         options, use = {"pin_memory": True, "batch_size": None}, moved
     loader = DataLoader(data, **PROCESSES, **options)
     assert num_wrong(gpu, loader, data.expected(), use=use) == 0
-
-
-# -- captured beside a loader ----------------------------------------------------------------------
 
 
 def num_spoiled(gpu, num_workers=16):
@@ -240,9 +231,6 @@ def test_compiled_model_captures_beside_a_loader(gpu):
     for batch in loader:
         found = compiled(batch).clone()  # its own memory is used again by the next call
         assert torch.allclose(found, model(batch), rtol=1e-3, atol=1e-3)
-
-
-# -- memory ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -14,20 +14,13 @@ import numpy as np
 import pytest
 import torch
 from _gates import in_thread, named, result_of
-from _lazy_device import LazyDevice, backends
+from _lazy_device import backends
 from hypothesis import HealthCheck, given, settings, strategies as st
 from torch.nn.utils.rnn import pack_sequence
 
-from spdl_torch import UnsupportedOptionError
 from spdl_torch.io import (
-    CUDAConfig,
     Transfer,
-    cuda_config,
-    transfer_buffer,
-    transfer_tensor,
-    transfer_tensor_h2d,
 )
-from spdl_torch.io._transfer import cuda, runtime
 from spdl_torch.io._transfer.slabs import ALIGNMENT, SMALL_BYTES
 
 __all__ = ["backends"]
@@ -82,9 +75,6 @@ class Later:
     def to(self, device):
         assert not self.is_moved
         return Later(self.key, is_moved=True)
-
-
-# Packing
 
 
 DTYPES = [
@@ -242,9 +232,6 @@ def test_received_tensor_is_no_view(transfer):
     assert weight.grad.tolist() == [1, 1, 1]
 
 
-# Slabs
-
-
 def test_slabs_are_used_again(transfer):
     """However many batches: two slabs, as large as the largest batch."""
     transfer, backend = transfer
@@ -288,9 +275,6 @@ def test_number_of_slabs_is_refused_when_there_would_be_none(backends, num_slabs
     """There is nothing to pack into."""
     with pytest.raises(ValueError, match=f"num_slabs must be >= 1, got {num_slabs}"):
         Transfer("cuda", num_slabs=num_slabs)
-
-
-# What does not go through a slab
 
 
 def test_pinned_tensor_is_copied_from_where_it_is(transfer):
@@ -396,9 +380,6 @@ def test_sequence_becomes_a_list_when_its_class_cannot_be_made(transfer):
     assert (type(received), received[0].item(), received[1]) == (list, 1, 1)
 
 
-# The hand-over
-
-
 def test_batch_is_handed_over_once(transfer):
     """A second receiver would be on a stream that nothing guards."""
     transfer, _ = transfer
@@ -406,132 +387,3 @@ def test_batch_is_handed_over_once(transfer):
     staged.receive()
     with pytest.raises(RuntimeError, match="handed over already; call it once"):
         staged.receive()
-
-
-# The functions
-
-
-def test_transfer_tensor_shares_a_ring_between_threads(backends):
-    """One stream and one set of slabs for a device, whichever threads call."""
-    calls = [in_thread(transfer_tensor, torch.full((3,), k), "cuda:0") for k in range(6)]
-    assert [result_of(call).tolist() for call in calls] == [[k] * 3 for k in range(6)]
-    transfer_tensor_h2d(torch.ones(1), torch.device("cuda"))
-    transfer_tensor(torch.ones(1), 0)
-    transfer_tensor(torch.ones(1), cuda_config(0))
-    assert len(backends) == 1
-    transfer_tensor(torch.ones(1), cuda_config(0, stream=0))
-    assert [(backend.place.index, backend.stream) for backend in backends] == [(0, 2), (0, 0)]
-
-
-@pytest.mark.parametrize(
-    ("rank", "num_devices", "device"), [("3", 4, 3), (None, 4, 0), ("3", 1, 0), ("3", 2, None)]
-)
-def test_transfer_tensor_goes_to_the_device_of_the_rank(
-    backends, monkeypatch, rank, num_devices, device
-):
-    """As SPDL does: LOCAL_RANK says which. Where a launcher shows each rank one device, that is its
-    own; otherwise there is none."""
-    monkeypatch.setattr(LazyDevice, "num_devices", num_devices)
-    monkeypatch.setenv("LOCAL_RANK", rank) if rank else monkeypatch.delenv("LOCAL_RANK", False)
-    if device is None:
-        with pytest.raises(RuntimeError, match="LOCAL_RANK is 3, but torch sees 2 CUDA devices"):
-            transfer_tensor(torch.ones(1))
-    else:
-        transfer_tensor(torch.ones(1), num_caches=2)
-        assert [backend.place.index for backend in backends] == [device]
-
-
-def test_transfer_tensor_leaves_the_batch_when_the_device_is_the_cpu():
-    """A script runs on a machine without CUDA; CUDA is not asked for."""
-    batch = {"x": torch.ones(2), "n": "name"}
-    assert transfer_tensor(batch, "cpu") is batch
-
-
-@pytest.mark.parametrize(
-    "buffer",
-    [np.arange(6).reshape(2, 3), np.broadcast_to(np.arange(3), (2, 3)), torch.ones(2, 3), [1, 2]],
-    ids=["array", "read-only", "tensor", "list"],
-)
-def test_transfer_buffer_takes_arrays_and_tensors(backends, buffer):
-    """Equal in dtype and values."""
-    received = transfer_buffer(buffer, device_config=cuda_config(1))
-    assert backends[0].place.index == 1
-    assert received.tolist() == (buffer if isinstance(buffer, list) else buffer.tolist())
-
-
-def test_cuda_config_is_called_as_spdls():
-    """Positional or by name; torch's own allocator, which SPDL's users pass, is the one in use."""
-    pair = (torch.cuda.caching_allocator_alloc, torch.cuda.caching_allocator_delete)
-    config = cuda_config(1, 2, pair)
-    assert config == cuda_config(device_index=1, allocator=pair) == CUDAConfig(1, 2, pair)
-    assert config.device == torch.device("cuda", 1)
-    with pytest.raises(AttributeError, match="cannot assign"):
-        config.device_index = 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ((0, 2, (max, min)), UnsupportedOptionError, "allocator must be None or"),
-        (("0",), TypeError, "device_index must be an int, got '0'"),
-        ((-1,), ValueError, "device_index must be >= 0, got -1"),
-    ],
-)
-def test_cuda_config_is_refused_when_it_cannot_be_honoured(arguments, error, message):
-    """Before anything is loaded."""
-    with pytest.raises(error, match=message):
-        cuda_config(*arguments)
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: Transfer("cuda"),
-        lambda: transfer_tensor(torch.ones(1), "cuda:0"),
-        lambda: transfer_tensor(torch.ones(1)),
-        lambda: transfer_buffer(np.ones(1), device_config=cuda_config(0)),
-    ],
-)
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_error_says_so_when_there_is_no_cuda(call):
-    """And what to do instead."""
-    with pytest.raises(RuntimeError, match="needs CUDA, and torch finds none here"):
-        call()
-
-
-def test_error_says_so_when_the_device_does_not_exist(monkeypatch):
-    """With how many there are; and where it is not CUDA's."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(RuntimeError, match=r"'cuda:2' does not exist: torch sees 2 CUDA"):
-        transfer_tensor(torch.ones(1), "cuda:2")
-    with pytest.raises(UnsupportedOptionError, match=r"Transfer: device must be .* got 'mps'"):
-        Transfer("mps")
-
-
-# The stream of the copies
-
-
-@pytest.mark.parametrize("makes_streams", [True, False], ids=["CUDA", "ROCm"])
-def test_copy_stream_is_one_a_device_and_nobody_elses(backends, monkeypatch, makes_streams):
-    """Memory that the allocator keeps for it is found again by the next epoch. torch hands out 32
-    streams of a priority in turn: ours is none of them, however many a program makes."""
-    if not makes_streams:
-        monkeypatch.setattr(runtime, "cuda_library", lambda: None)
-    first, second = torch.device("cuda", 0), torch.device("cuda", 1)
-    stream = cuda.CudaBackend(first).own_stream
-    assert cuda.CudaBackend(first).own_stream is stream
-    assert cuda.CudaBackend(second).own_stream is not stream
-    assert stream not in [cuda.torch.cuda.Stream(0) for _ in range(80)]
-    with runtime.captures_unharmed():
-        pass
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-@pytest.mark.skipif(torch.version.cuda is None, reason="torch is not built for CUDA")
-def test_runtime_is_torchs_own():
-    """Its functions are found, and called as they are declared; without a GPU they refuse."""
-    assert runtime.cuda_library() is not None
-    assert runtime.new_stream() is None
-    with runtime.captures_unharmed():
-        pass
