@@ -13,7 +13,7 @@ import pytest
 import torch
 from _gates import in_thread, result_of
 from _gpus import pinned
-from _isolated import bits, isolated, nothing_left
+from _isolated import isolated, nothing_left
 from _isolation_data import Images
 from _lazy_device import LazyDevice, backends, install, machine
 from _loader_helpers import ThreadLoader as DataLoader, no_thread_left
@@ -59,40 +59,6 @@ def test_stage_sends_to_the_device_of_who_starts_the_pipeline(backends, monkeypa
     machine().set_device_index(2)
     assert place_of_a_stage(backends) == 2
     assert machine().used == {2}
-
-
-def where_pinned_batches_are(monkeypatch):
-    """Whether ``pin_memory=True`` without a device gives views of slabs, and the batches."""
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
-    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", pinned_as_by_torch)
-    are_in_slabs, found = [], []
-    for batch in isolated(Images(12), 4, seed=1, pin_memory=True):
-        found.append(bits(batch))
-        del batch["index"], batch["draws"]
-        are_in_slabs.append(num_mapped_slabs_at(batch["image"].data_ptr()))
-    return are_in_slabs, found
-
-
-def pinned_as_by_torch(tensor, device=None):
-    """What is locked already stays where it is; the rest is copied into memory of torch's."""
-    return tensor if machine().is_locked(tensor.data_ptr()) else tensor.clone()
-
-
-def num_mapped_slabs_at(address):
-    """1 if that is an address of a slab."""
-    with open("/proc/self/maps", encoding="utf-8") as file:
-        lines = [line.split() for line in file if "spdl-torch-slab" in line]
-    ends = [[int(end, 16) for end in line[0].split("-")] for line in lines]
-    return sum(start <= address < end for start, end in ends)
-
-
-def test_pinned_batches_are_not_in_memory_that_the_child_writes(backends, monkeypatch):
-    """The loop may copy them without waiting and let them go."""
-    are_in_slabs, found = where_pinned_batches_are(monkeypatch)
-    assert are_in_slabs == [0, 0, 0]
-    assert found == [bits(batch) for batch in DataLoader(Images(12), 4, num_workers=2, seed=1)]
 
 
 def test_pinned_batches_spoil_no_graph(monkeypatch):

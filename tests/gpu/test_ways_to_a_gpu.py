@@ -86,18 +86,23 @@ class Subclass(Plain):
         return moved(self.as_subclass(torch.Tensor), non_blocking)
 
 
+def guarding(samples):
+    """From where it can be copied later, as the others are."""
+    return Guarding([pinned(samples[0])])
+
+
 def subclass(samples):
-    return samples[0].as_subclass(Subclass)
+    return pinned(samples[0]).as_subclass(Subclass)
 
 
-def array_in(samples):
-    """The loop finds an array, and begins a copy of its own from it."""
-    return {"x": samples[0].numpy()}
+def array_beside(samples):
+    """Beside what is moved the loop finds an array, and begins a copy of its own from it."""
+    return {"moved": samples[0], "x": samples[0].numpy()}
 
 
-def hidden_in(samples):
+def hidden_beside(samples):
     """The same of a tensor in an object of any class."""
-    return SimpleNamespace(x=samples[0])
+    return {"moved": samples[0], "x": SimpleNamespace(x=samples[0])}
 
 
 def lent(data, collate):
@@ -149,14 +154,14 @@ def one_by_one(data):
 WAYS = {
     "moves_itself_threads": lambda _, data: loaded(data, Moving, **THREADS),
     "moves_itself_processes": lambda _, data: loaded(data, Moving, **PROCESSES),
-    "guards_itself": lambda _, data: loaded(data, Guarding, **THREADS),
+    "guards_itself": lambda _, data: loaded(data, guarding, **THREADS),
     "subclass": lambda _, data: loaded(data, subclass, **THREADS),
     "pinned_late": lambda _, data: loaded(data, Pinnable, **THREADS),
     "pinned_pipeline": lambda _, data: lent(data, Pinnable),
     "pinned_processes": lambda _, data: loaded(data, Pinnable, **PROCESSES),
-    "array_pipeline": lambda _, data: lent(data, array_in),
-    "array_processes": lambda _, data: loaded(data, array_in, **PROCESSES),
-    "hidden_pipeline": lambda _, data: lent(data, hidden_in),
+    "array_pipeline": lambda _, data: lent(data, array_beside),
+    "array_processes": lambda _, data: loaded(data, array_beside, **PROCESSES),
+    "hidden_pipeline": lambda _, data: lent(data, hidden_beside),
     "pipeline_dataset": lambda _, data: PipelineDataset(stages(data).add_sink(), device="cuda"),
     "transfer_tensor": lambda _, data: one_by_one(data),
     "transfer_tensor_in_a_pipeline": lambda _, data: pipeline_of_calls(data),
@@ -173,8 +178,8 @@ STREAMS |= dict.fromkeys(("array", "hidden"), STREAMS["pinned"])
 
 def tensor_of(batch):
     """What the kernel reads; the loop moves what was not moved."""
-    if isinstance(batch, dict | SimpleNamespace):
-        return moved(torch.as_tensor(batch["x"] if isinstance(batch, dict) else batch.x))
+    if isinstance(batch, dict):
+        return moved(torch.as_tensor(getattr(batch["x"], "x", batch["x"])))
     return getattr(batch, "bytes", batch)
 
 
