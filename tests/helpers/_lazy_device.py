@@ -71,7 +71,7 @@ class LazyDevice:
         self.waiters = set()  # threads that waited for the device, or asked whether to
         self.of_thread = threading.local()
 
-    # -- as torch.cuda ---------------------------------------------------------------------------
+    # As torch.cuda.
 
     def is_available(self):
         return True
@@ -147,7 +147,7 @@ class LazyDevice:
         assert blocking, "who waits shall sleep"
         return LazyEvent(self)
 
-    # -- as the functions of CUDA's runtime that torch has no call for ---------------------------
+    # As the functions of CUDA's runtime that torch has no call for.
 
     def cudaThreadExchangeStreamCaptureMode(self, mode):
         self.used.add(self.current_device())  # as any call may
@@ -168,8 +168,6 @@ class LazyDevice:
         error, self.last_error = self.last_error, 0
         return error
 
-    # -- graphs ----------------------------------------------------------------------------------
-
     @contextmanager
     def capture(self):
         """This thread captures a graph, in the default mode."""
@@ -184,7 +182,7 @@ class LazyDevice:
         if self.capturing and getattr(self.of_thread, "capture_mode", GLOBAL) != RELAXED:
             self.violations.append(f"a capture was spoiled: {what}")
 
-    # -- as those that it has --------------------------------------------------------------------
+    # As those that it has.
 
     def cudart(self):
         return Offered(getattr(torch._C, "_cudart", None), self)
@@ -211,8 +209,6 @@ class LazyDevice:
                     self.violations.append("memory was unlocked under a copy")
                     copy.source = 0
             ctypes.memset(address, POISON, size)
-
-    # -- memory ----------------------------------------------------------------------------------
 
     def is_locked(self, address):
         locked = self.locked.copy()  # in one step: meanwhile a finalizer may unlock some
@@ -247,8 +243,6 @@ class LazyDevice:
     def block_of(self, tensor):
         address = tensor.data_ptr()
         return next(b for b in self.blocks if b.address <= address < b.address + len(b.bytes))
-
-    # -- work ------------------------------------------------------------------------------------
 
     def read(self, tensor):
         """A kernel on the current stream that reads a tensor; returns where the bytes will be. As
