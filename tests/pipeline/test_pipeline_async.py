@@ -10,7 +10,6 @@ import anyio
 import pytest
 from _gates import (
     PATIENCE_SECONDS,
-    BlockedSource,
     Boom,
     GatedOp,
     asame,
@@ -125,22 +124,27 @@ def test_plain_op_between_asynchronous_hooks_may_run_a_loop():
         assert sorted(p) == list(range(5))
 
 
-def test_thousand_coroutines_need_no_thread_each():
-    """They are all in work at once, on a few threads."""
-    barrier, threads = None, []
+@pytest.mark.parametrize("order", ["completion", "input"])
+def test_thousand_coroutines_need_no_thread_each(order):
+    """They are all in work at once, and never one more, on a few threads."""
+    barrier, threads, running, most = None, [], 0, 0
 
     async def fetch(item):
-        nonlocal barrier
+        nonlocal barrier, running, most
         barrier = barrier or asyncio.Barrier(1000)
+        running += 1
+        most = max(most, running)
         async with asyncio.timeout(PATIENCE_SECONDS):
             await barrier.wait()
+        running -= 1
         threads.append(threading.get_ident())
         assert len(spdl_threads()) <= 20
         return item
 
-    with no_leak(), pipeline_of(range(2000), fetch, concurrency=1000).auto_stop() as p:
+    p = pipeline_of(range(2000), fetch, concurrency=1000, output_order=order)
+    with no_leak(), p.auto_stop():
         assert sorted(p) == list(range(2000))
-    assert len(set(threads)) == 1
+    assert (len(set(threads)), most) == (1, 1000)
 
 
 @pytest.mark.parametrize("order", ["completion", "input"])
@@ -248,19 +252,8 @@ def test_threads_beyond_the_workers_are_those_that_are_needed():
 
 
 def test_coroutines_without_an_item_wait_for_one_each(clock):
-    """One thread takes items for all of them; the share is of all their time."""
-    source = BlockedSource()
-    with pipeline_of(source, asame, concurrency=4).auto_stop() as p:
-        assert source.blocked.wait(PATIENCE_SECONDS)
-        until(lambda: run_of(p).queues[0].counters().get_wait[1] == 1)
-        clock.advance(5_000)
-        stage = p.snapshot().stages[0]
-        assert (stage.wait_in_ratio, stage.wait_out_ratio) == (pytest.approx(1.0), 0)
-        source.released.set()
-
-
-def test_wait_for_an_item_stays_when_the_item_has_come(clock):
-    """The sums only grow: a reading in the middle of a call has the wait before it."""
+    """One thread takes items for all of them; the share is of all their time. The sums only grow: a
+    reading in the middle of a call has the wait before it."""
     come, go_on, started = threading.Event(), threading.Event(), threading.Event()
 
     def source():
@@ -273,12 +266,14 @@ def test_wait_for_an_item_stays_when_the_item_has_come(clock):
             await asyncio.sleep(0.001)
         return item
 
-    with pipeline_of(source(), op).auto_stop() as p:
+    with pipeline_of(source(), op, concurrency=4).auto_stop() as p:
         until(lambda: run_of(p).queues[0].counters().get_wait[1] == 1)
         clock.advance(5_000)
+        stage = p.snapshot().stages[0]
+        assert (stage.wait_in_ratio, stage.wait_out_ratio) == (pytest.approx(1.0), 0)
         come.set()
         assert started.wait(PATIENCE_SECONDS)
-        assert p.snapshot().stages[0].wait_in_ns == 5_000
+        assert p.snapshot().stages[0].wait_in_ns == 4 * 5_000
         go_on.set()
         assert list(p) == [1]
 

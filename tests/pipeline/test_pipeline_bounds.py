@@ -44,31 +44,11 @@ def test_exactly_concurrency_calls_run_at_once(concurrency, in_pool, order):
     assert op.max_running <= concurrency
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_async_concurrency_is_exact(order):
-    """An async stage runs `concurrency` coroutines at once and never more."""
-    running, most = 0, 0
-    barrier = None
-
-    async def op(item):
-        nonlocal running, most, barrier
-        barrier = barrier or asyncio.Barrier(4)
-        running += 1
-        most = max(most, running)
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            await barrier.wait()
-        running -= 1
-        return item
-
-    p = pipeline_of(range(40), op, concurrency=4, output_order=order)
-    with p.auto_stop():
-        assert sorted(p) == list(range(40))
-    assert most == 4
-
-
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
-def test_num_threads_bounds_the_tasks_of_all_stages_together(num_threads):
-    """Two stages of 4: never more than ``num_threads`` ops run, and so many do."""
+@pytest.mark.parametrize("is_generator", [False, True])
+def test_num_threads_bounds_the_tasks_of_all_stages_together(is_generator, num_threads):
+    """Two stages of 4: never more than ``num_threads`` ops run, and so many do. A generator holds
+    a thread of the bound inside a step, and none between two outputs."""
     running, most, lock = 0, 0, threading.Lock()
     together = threading.Barrier(num_threads)
 
@@ -83,9 +63,15 @@ def test_num_threads_bounds_the_tasks_of_all_stages_together(num_threads):
             running -= 1
         return item + 1000
 
-    p = pipeline_of(range(50), op, op, concurrency=4, build={"num_threads": num_threads})
-    with p.auto_stop():
-        assert sorted(p) == [n + 2000 for n in range(50)]
+    def spread(item):
+        yield op(item)
+        yield op(item)
+
+    first, sink = (spread, 1) if is_generator else (op, 3)
+    build = {"num_threads": num_threads}
+    with pipeline_of(range(50), first, op, concurrency=4, sink=sink, build=build).auto_stop() as p:
+        expected = [n + 2000 for n in range(50) for _ in range(1 + is_generator)]
+        assert sorted(p) == expected
     assert most == num_threads
 
 
@@ -120,26 +106,6 @@ def test_num_threads_does_not_count_a_stage_with_its_own_executor():
             assert stuck.max_running == 1
             stuck.open()
             assert sorted(p) == list(range(10))
-
-
-def test_generator_steps_count_as_tasks_of_num_threads():
-    """Between two outputs a generator holds no thread of the bound; inside a step it does."""
-    running, most, lock = 0, 0, threading.Lock()
-
-    def spread(item):
-        nonlocal running, most
-        for n in range(3):
-            with lock:
-                running += 1
-                most = max(most, running)
-            with lock:
-                running -= 1
-            yield item, n
-
-    p = pipeline_of(range(20), spread, concurrency=4, sink=1, build={"num_threads": 1})
-    with p.auto_stop():
-        assert len(list(p)) == 60
-    assert most == 1
 
 
 @pytest.mark.parametrize("order", ORDERS)

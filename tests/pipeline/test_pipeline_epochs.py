@@ -141,28 +141,6 @@ def test_each_iterator_gives_what_a_plain_loop_makes_of_one_epoch(
         assert found == expected or (continuous and found > expected)
 
 
-@settings(deadline=None, max_examples=40)
-@given(
-    stages=st.lists(plans, min_size=1, max_size=3),
-    taken=st.integers(0, 10),
-    num_threads=st.none() | st.integers(1, 4),
-)
-def test_stop_in_the_middle_accounts_for_every_item(pool, stages, taken, num_threads):
-    """Stopped anywhere: what came is right and comes once; the rest is discarded, not stuck."""
-    builder, expected = PipelineBuilder().add_source(range(60)), list(range(60))
-    for plan in stages:
-        if "dropping the last" in plan.kind:
-            plan = replace(plan, kind="aggregate, disaggregate")
-        add(builder, plan, pool)
-        expected, _ = evaluate(plan, expected)
-    pipeline = builder.add_sink(1).build(num_threads=num_threads, max_failures=10_000)
-    with eager_switching(), pipeline.auto_stop():
-        got = [item for item, _ in zip(pipeline, range(taken), strict=False)]
-    assert not multiset(got) - multiset(expected)
-    check_balance(pipeline)
-    assert "[closed]" in repr(pipeline)
-
-
 def test_next_epoch_is_under_way_before_it_is_asked_for():
     """That is what it is for: the buffers are full when the next loop begins."""
     source, op = Epochs(4), GatedOp()

@@ -120,6 +120,7 @@ def test_pipeline_runs_once_and_its_end_stays():
     for _ in range(2):
         with pytest.raises(EOFError, match="delivered every item"):
             p.get_item()
+        assert run_of(p).recorder.waiting_since_ns is None
         p.stop()
 
 
@@ -509,8 +510,8 @@ def test_ctrl_c_ends_the_process(body):
 
 
 def test_fork_in_the_middle_of_a_run():
-    """The child has none of the threads: its get says so, it can build a pipeline of its own, and
-    it exits at once; with the whole package imported."""
+    """The child has none of the threads, nor what was recorded of them: its get says so, it can
+    build a pipeline of its own, and it exits at once; with the whole package imported."""
     body = """
 import warnings
 warnings.simplefilter("ignore")  # 3.12+ warns about fork in a threaded process
@@ -525,6 +526,8 @@ if pid == 0:
     p.stop()
     repr(p)
     del p
+    from spdl_torch.engine.recorder import live_recorders
+    assert live_recorders() == []
     print(sorted(pipeline(same, range(5))))
     sys.exit(7)
 print("exit", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))

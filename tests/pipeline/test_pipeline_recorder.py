@@ -5,7 +5,7 @@ import threading
 from time import perf_counter_ns
 
 import pytest
-from _gates import Boom, GatedOp, asame, pipeline_of, run_child, same, until
+from _gates import Boom, GatedOp, asame, pipeline_of, same, until
 from _inside import run_of
 from hypothesis import given, settings, strategies as st
 
@@ -183,20 +183,11 @@ def test_the_consumer_s_open_turn_is_shown():
         assert working.started_ns < working.ended_ns
     list_of_ended = turns_of(pipeline.timeline(), "training")
     assert [turn.number for turn in list_of_ended] == [0]
+    for _ in range(2):
+        with pytest.raises(PipelineStopped, match="get: "):
+            pipeline.get_item()
+        assert recorder.waiting_since_ns is None, "who asks behind the end waits for nothing"
     assert list_of_ended == turns_of(pipeline.timeline(), "training"), "it goes on no more"
-
-
-@pytest.mark.parametrize("stopped", [False, True])
-def test_who_asks_behind_the_end_waits_for_nothing(stopped):
-    """A pipeline that has ended or was stopped shows nobody waiting, however often it is asked."""
-    with pipeline_of(range(2), abs).auto_stop() as pipeline:
-        assert [pipeline.get_item(), pipeline.get_item()] == [0, 1]
-        if stopped:
-            pipeline.stop()
-        for _ in range(2):
-            with pytest.raises((EOFError, PipelineStopped), match="get: "):
-                pipeline.get_item()
-    assert run_of(pipeline).recorder.waiting_since_ns is None
 
 
 def test_failures_are_kept_with_their_error():
@@ -258,29 +249,3 @@ def test_what_is_read_while_threads_write_is_whole():
                     numbers = [turn.number for turn in row.turns if turn.number >= 0]
                     assert len(set(numbers)) == len(numbers)
                     assert all(t.since_ns <= t.started_ns <= t.done_ns for t in row.turns)
-
-
-def test_a_forked_child_starts_with_nothing():
-    """It has none of the parent's threads, so none of its rows, and can record its own."""
-    code, _, err = run_child(
-        """
-        import os
-        from spdl_torch.pipeline import PipelineBuilder
-        from spdl_torch.engine.recorder import live_recorders
-
-        def run():
-            pipeline = PipelineBuilder().add_source(range(3)).pipe(abs).add_sink().build()
-            with pipeline.auto_stop():
-                assert list(pipeline) == [0, 1, 2]
-            return pipeline
-
-        pipeline = run()
-        assert len(live_recorders()) == 1
-        child = os.fork()
-        if child == 0:
-            ok = live_recorders() == [] and run() is not None
-            os._exit(0 if ok else 1)
-        assert os.waitpid(child, 0)[1] == 0
-        """
-    )
-    assert code == 0, err
