@@ -8,7 +8,6 @@ import json
 import operator
 import os
 import random
-import re
 import sqlite3
 from contextlib import closing
 
@@ -205,42 +204,6 @@ def test_errors_of_a_command_do_not_control_the_terminal(tmp_path, capsys):
     printed = capsys.readouterr().err
     assert r"\x1b" in printed
     assert_harmless(printed.replace("\nVERDICT", ""))
-
-
-MISSING = [
-    ["report", "none"],
-    ["report", "none", "--html", "page.html"],
-    ["plot", "none"],
-    ["trace", "none"],
-    ["trace", "none", "-o", "merged.json"],
-    ["trace", "none", "--torch", "none", "-o", "merged.json"],
-    ["prepare", "none", "out"],
-    ["prepare", "none", "--verify"],
-    ["prepare", "none", "--index"],
-]
-
-
-@pytest.mark.parametrize("command", MISSING, ids=" ".join)
-def test_missing_path_is_one_line_that_says_what_to_give(command, tmp_path, capsys, monkeypatch):
-    """Status 2, no traceback, and nothing is written."""
-    monkeypatch.chdir(tmp_path)
-    assert main(command) == 2
-    printed = capsys.readouterr().err.splitlines()[-1]
-    assert printed.startswith(f"spdl-torch {command[0]}: ")
-    assert "none" in printed
-    assert re.search("Give a file that|Give the folder of|expected a folder of", printed)
-    assert not list(tmp_path.iterdir())
-
-
-def test_help_is_shown_without_a_command_and_a_successor_for_one_that_is_gone(capsys):
-    """In one line, with status 2, whatever options follow."""
-    assert main([]) == 0
-    assert "report" in capsys.readouterr().out
-    for command, successor in (("watch", "report FILE"), ("check-gpu", "pytest -m cuda")):
-        assert main([command, "run.db", "--once"]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith(f"spdl-torch: the command {command} is gone. ")
-        assert successor in line
 
 
 def test_name_of_a_stage_is_one_printable_line(caplog):

@@ -236,36 +236,3 @@ def test_page_of_a_file_and_a_trace_shows_both(tmp_path, capsys):
     assert len(read(out).images) == 3
     assert main(["report", str(trace)]) == 0
     assert str(REPORT) in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["{db}", "--html", "{folder}"], "this is a folder"),
-        (["{folder}/none.db"], "does not exist"),
-        (["{folder}"], "is a folder, and no"),
-        (["{other}"], "not a trace in JSON, nor a statistics file"),
-        (["{db}", "--trace", "{db}"], "a statistics file, not a trace"),
-        (["{empty}"], "empty.db: the file is empty: nothing was logged"),
-        (["{db}", "--format", "json", "--html", "x.html"], "exclude each other"),
-        (["{trace}", "--run", "1"], "chosen from a statistics file"),
-        (["{two}", "--trace", "{trace}", "--html", "x.html"], "choose with --pipeline"),
-    ],
-)
-def test_command_refuses_what_it_cannot_show(tmp_path, capsys, arguments, message):
-    """One line that says what is wrong, and exit status 2."""
-    places = {
-        "db": write_run(tmp_path / "run.db", reports(2)),
-        "two": write_run(tmp_path / "two.db", reports(2), reports(2)),
-        "trace": Profile(REPORT, (timeline(2),)).write_trace(tmp_path / "t.json"),
-        "folder": tmp_path,
-        "other": tmp_path / "other.txt",
-        "empty": tmp_path / "empty.db",
-    }
-    places["other"].write_text("hello")
-    places["empty"].touch()
-    assert main(["report", *(each.format(**places) for each in arguments)]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("spdl-torch report: ")
-    assert message in captured.err

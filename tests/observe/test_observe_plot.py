@@ -352,25 +352,6 @@ def test_command_prints_the_paths_it_wrote(db_path, tmp_path, capsys):
             assert picture.read(4) == b"%PDF"
 
 
-def test_command_says_in_one_line_what_is_wrong(db_path, tmp_path, capsys):
-    """Status 2, no traceback, for files and options that cannot be used."""
-    foreign = tmp_path / "notes.txt"
-    foreign.write_text("hello " * 100)
-    for arguments, message in (
-        ([str(tmp_path / "no.db")], "no.db does not exist"),
-        ([str(foreign)], "notes.txt is not a statistics file"),
-        ([str(db_path), "-o", str(foreign)], f"File exists: '{foreign}'"),
-        ([str(db_path), "-o", str(foreign / "sub")], "Not a directory"),
-        ([str(db_path), "--stage", "x"], "no stage 'x'"),
-    ):
-        assert main(["plot", *arguments]) == 2
-        error = capsys.readouterr().err
-        assert error.startswith("spdl-torch plot: ")
-        assert message in error
-        assert error.count("\n") == 1
-    assert foreign.read_text() == "hello " * 100
-
-
 def test_command_names_the_extra_when_matplotlib_is_missing(db_path, monkeypatch, capsys):
     """It says what to install, without a traceback."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)

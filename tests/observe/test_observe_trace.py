@@ -31,7 +31,6 @@ from spdl_torch.engine.timeline import (
 from spdl_torch.observe import (
     Probes,
     Profile,
-    SQLiteStatsWriter,
     make_report,
     merge_ranks,
     merge_with_torch,
@@ -512,40 +511,3 @@ def test_command_merges_ranks_and_torch(tmp_path, capsys):
         summary = check_trace(out)
         ranks = (0,) if arguments[0] == files[0] and files[1] not in arguments else (0, 1, 2)
         assert (summary.ranks, summary.num_others > 0) == (ranks, "--torch" in arguments)
-
-
-BAD = {
-    "brace.json": b"{",
-    "zip.json": b"\x1f\x8b123",
-    "no-list.json": b'{"a": 1}',
-    "later.json": b'{"traceEvents": [], "spdlTorch": {"formatVersion": 2, "profiles": []}}',
-    "folder/other.json": b'{"traceEvents": []}',
-}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["missing.json"], "trace missing.json does not exist"),
-        (["brace.json"], "brace.json: not a trace in JSON"),
-        (["zip.json"], "zip.json: not a trace in JSON"),
-        (["no-list.json"], "no-list.json: not a Chrome trace: it has no list of 'traceEvents'"),
-        (["later.json"], "later.json: its format is 2"),
-        (["a.json", "b.json"], "name it with -o"),
-        (["a.json", "-o", "."], "this is a folder"),
-        (["a.json", "-o", "x.json.bz2"], "compressed by gzip alone: end the name in .gz"),
-        (["a.json", "--torch", "b.json"], "--torch merges two traces"),
-        (["run.db"], "run.db: a statistics file, not a trace. Read it with"),
-        (["folder", "-o", "x.json"], "spdl-torch trace: folder: there is no trace in it"),
-        (["folder/other.json", "-o", "x.json"], "a trace, but not one that spdl_torch wrote"),
-    ],
-)
-def test_command_says_what_it_cannot_do(arguments, complaint, capsys, tmp_path, monkeypatch):
-    """With exit status 2."""
-    monkeypatch.chdir(tmp_path)
-    SQLiteStatsWriter("run.db").shutdown()
-    (tmp_path / "folder").mkdir()
-    for name, content in BAD.items():
-        (tmp_path / name).write_bytes(content)
-    assert main(["trace", *arguments]) == 2
-    assert complaint in capsys.readouterr().err

@@ -76,13 +76,3 @@ def test_command_shows_the_ranks_of_recorded_files(files, capsys):
     assert main(["report", *files, "--format", "json"]) == 0
     told = list(map(json.loads, capsys.readouterr().out.splitlines()))
     assert [each["rank"] for each in told if each["verdict"]] == [0, 1]
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [([], "there is a file of rank 0 before it"), (["--html", "page.html"], "are for one file")],
-)
-def test_files_that_are_not_of_ranks_are_refused(files, more, message, capsys):
-    """With status 2."""
-    assert main(["report", files[0], files[0], *more]) == 2
-    assert message in capsys.readouterr().err

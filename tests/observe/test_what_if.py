@@ -49,6 +49,10 @@ def outcomes(**sample):
         for num_cores, step in ((2, 0.0), (8, 6 * MS)):
             loader = Loader(num_workers=num_workers, num_cores=num_cores, step=step, **sample)
             report = report_of(Simulation(loader, 4 * NUM_BATCHES))
+            more = [report.what_if(num_workers=n).high for n in (1, 2, 3, 4, 8, 64)]
+            known = [high for high in more if high is not None]
+            assert known == sorted(known), "more workers never lose"
+            assert not step or all(high <= 1.1 / step for high in known)
             for asked, changed in QUESTIONS:
                 changed = dict(changed)
                 if changed.pop("halved", False):
@@ -70,61 +74,44 @@ def test_no_simulated_loader_is_faster_than_the_bound(name):
 # -- promises --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", SAMPLES)
-@pytest.mark.parametrize("step", [0.0, 4 * MS])
-def test_bound_is_within_the_limits(name, step):
-    """More workers never lose."""
-    loader = Loader(num_workers=2, num_cores=4, step=step, **SAMPLES[name])
-    report = report_of(Simulation(loader, 4 * NUM_BATCHES))
-    found = [report.what_if(num_workers=n) for n in (1, 2, 3, 4, 8, 64)]
-    found += [report.what_if(num_workers=n, processes=n) for n in (2, 8)]
-    found += [report.what_if(cache=True), report.what_if(read_speedup=9.0)]
-    assert step == 0 or all(each.high <= 1.1 / step for each in found if each.high is not None)
-    more = [each.high for each in found[:6] if each.high is not None]
-    assert more == sorted(more)
-    computes = loader.num_samples * (loader.gil + loader.cpu)
-    holds = loader.num_samples * loader.gil
-    most = min(4 / computes if computes else 1e9, 1 / holds if holds else 1e9)
-    assert all(each <= 1.6 * most for each in more)  # the GIL was sampled a few times alone
+TRAINS = {"num_workers": 4, "num_cores": 8, "step": 40 * MS, "cpu": 2 * MS}
 
 
-@pytest.mark.parametrize("num_workers", [2, 4])
-def test_threads_that_hold_the_gil_gain_nothing_from_more(num_workers):
-    """And the report does not say otherwise anywhere."""
-    report = simulated(num_workers=num_workers, num_cores=8, gil=2 * MS)
-    found = report.what_if(num_workers=4 * num_workers)
-    assert found.gain < 0.1
-    assert found.limit == "the GIL"
-    assert "Raise" not in str(report)
-    assert report.what_if(num_workers=4, processes=4).high > 1.9 * found.base_rate
-
-
-def test_trainer_that_does_not_wait_gains_nothing():
-    """From none of the settings, and the report asks for none."""
-    report = simulated(num_workers=4, num_cores=8, step=40 * MS, cpu=2 * MS)
-    assert report.predictions == ()
-    assert "WHAT IF" not in str(report)
-    for asked in ({"num_workers": 8}, {"processes": 4}, {"cache": True}, {"read_speedup": 2}):
-        found = report.what_if(**asked)
-        assert found.limit == "the trainer"
-        assert found.gain < 0.1
-
-
-def test_cache_leads_to_the_next_limit():
-    """Samples that took long are there at once, and then the trainer is the limit."""
-    report = simulated(num_workers=2, step=10 * MS, waits=4 * MS, cpu=2 * MS)
-    found = report.what_if(cache=True)
-    assert found.limit == "the trainer"
-    assert found.high == pytest.approx(100, rel=0.1)
-    assert "in the cache" in found.assumption
-
-
-def test_computing_workers_beyond_the_cores_fill_no_moment():
-    """Where they hardly wait, more of them only take the cores from each other."""
-    found = simulated(num_workers=2, num_cores=2, cpu=2 * MS, waits=0.05 * MS)
-    assert found.probes.cores_used < 1.97
-    assert found.what_if(num_workers=8).gain < 0.1
-    assert found.what_if(num_workers=8).limit == "the cores"
+@pytest.mark.parametrize(
+    ("loader", "asked", "limit", "gain"),
+    [
+        *(
+            ({"num_workers": n, "gil": 2 * MS}, {"num_workers": 4 * n}, "the GIL", 0)
+            for n in (2, 4)
+        ),
+        ({"num_workers": 2, "gil": 2 * MS}, {"num_workers": 4, "processes": 4}, "the workers", 3),
+        # Where they hardly wait, more of them only take the cores from each other.
+        (
+            {"num_workers": 2, "num_cores": 2, "cpu": 2 * MS, "waits": 0.05 * MS},
+            *({"num_workers": 8}, "the cores", 0),
+        ),
+        # Samples that took long are there at once.
+        (
+            {"num_workers": 2, "num_cores": 2, "step": 10 * MS, "waits": 4 * MS, "cpu": 2 * MS},
+            *({"cache": True}, "the trainer", 1.6),
+        ),
+        (TRAINS, {"num_workers": 8}, "the trainer", 0),
+        (TRAINS, {"processes": 4}, "the trainer", 0),
+        (TRAINS, {"cache": True}, "the trainer", 0),
+        (TRAINS, {"read_speedup": 2}, "the trainer", 0),
+    ],
+)
+def test_prediction_names_what_is_the_limit_then(loader, asked, limit, gain):
+    """And the report does not say otherwise anywhere: it asks for no workers that gain nothing."""
+    report = simulated(**{"num_cores": 8, **loader})
+    found = report.what_if(**asked)
+    assert found.limit == limit
+    assert found.gain == pytest.approx(gain, abs=0.1)
+    if not gain:
+        assert "Raise" not in str(report)
+    if loader is TRAINS:
+        assert report.predictions == ()
+        assert "WHAT IF" not in str(report)
 
 
 @pytest.mark.parametrize("name", SAMPLES)

@@ -1,0 +1,99 @@
+"""What the commands say of files and options that they cannot use: one line, and status 2."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from _pages import REPORT, timeline
+from _readings import queue_entry, task_entry, write
+
+from spdl_torch.__main__ import main
+from spdl_torch.observe import Profile
+
+CONTENTS = {
+    "notes.txt": b"hello " * 100,
+    "empty.db": b"",
+    "brace.json": b"{",
+    "zip.json": b"\x1f\x8b123",
+    "no-list.json": b'{"a": 1}',
+    "later.json": b'{"traceEvents": [], "spdlTorch": {"formatVersion": 2, "profiles": []}}',
+    "folder/other.json": b'{"traceEvents": []}',
+}
+WHAT_TO_GIVE = "Give a file that|Give the folder of|expected a folder of"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """A folder with what is asked for below."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    for name, content in CONTENTS.items():
+        (tmp_path / name).write_bytes(content)
+    write(tmp_path / "run.db", task_entry(), queue_entry())
+    two = [each(name=f"{n}:1:op") for n in (0, 1) for each in (task_entry, queue_entry)]
+    write(tmp_path / "two.db", *two)
+    Profile(REPORT, (timeline(2),)).write_trace(tmp_path / "t.json")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("command", "complaint"),
+    [
+        ("report none", WHAT_TO_GIVE),
+        ("report none --html page.html", WHAT_TO_GIVE),
+        ("report folder", "is a folder, and no"),
+        ("report notes.txt", "not a trace in JSON, nor a statistics file"),
+        ("report empty.db", "empty.db: the file is empty: nothing was logged"),
+        ("report run.db --html folder", "this is a folder"),
+        ("report run.db --trace run.db", "a statistics file, not a trace"),
+        ("report run.db --format json --html x.html", "exclude each other"),
+        ("report t.json --run 1", "chosen from a statistics file"),
+        ("report two.db --trace t.json --html x.html", "choose with --pipeline"),
+        ("report run.db run.db", "there is a file of rank 0 before it"),
+        ("report run.db run.db --html page.html", "are for one file"),
+        ("plot none", WHAT_TO_GIVE),
+        ("plot notes.txt", "notes.txt is not a statistics file"),
+        ("plot run.db -o notes.txt", "File exists: 'notes.txt'"),
+        ("plot run.db -o notes.txt/sub", "Not a directory"),
+        ("plot run.db --stage x", "no stage 'x'"),
+        ("trace none", WHAT_TO_GIVE),
+        ("trace none -o merged.json", WHAT_TO_GIVE),
+        ("trace none --torch none -o merged.json", WHAT_TO_GIVE),
+        ("trace brace.json", "brace.json: not a trace in JSON"),
+        ("trace zip.json", "zip.json: not a trace in JSON"),
+        ("trace no-list.json", "not a Chrome trace: it has no list of 'traceEvents'"),
+        ("trace later.json", "later.json: its format is 2"),
+        ("trace a.json b.json", "name it with -o"),
+        ("trace a.json -o .", "this is a folder"),
+        ("trace a.json -o x.json.bz2", "compressed by gzip alone: end the name in .gz"),
+        ("trace a.json --torch b.json", "--torch merges two traces"),
+        ("trace run.db", "run.db: a statistics file, not a trace. Read it with"),
+        ("trace folder -o x.json", "folder: there is no trace in it"),
+        ("trace folder/other.json -o x.json", "a trace, but not one that spdl_torch wrote"),
+        ("prepare none out", WHAT_TO_GIVE),
+        ("prepare none --verify", WHAT_TO_GIVE),
+        ("prepare none --index", WHAT_TO_GIVE),
+        # Commands that are gone, whatever options follow.
+        ("watch run.db --once", "the command watch is gone. .*report FILE"),
+        ("check-gpu run.db --once", "the command check-gpu is gone. .*pytest -m cuda"),
+    ],
+)
+def test_command_says_in_one_line_what_it_cannot_do(command, complaint, here, capsys):
+    """Without a traceback; nothing is printed, written or changed."""
+    name, *arguments = command.split()
+    before = {path: path.is_dir() or path.read_bytes() for path in here.rglob("*")}
+    assert main([name, *arguments]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    who = "spdl-torch: " if "is gone" in complaint else f"spdl-torch {name}: "
+    line = printed.err.splitlines()[-1]
+    assert line.startswith(who)
+    assert re.search(complaint, line)
+    assert {path: path.is_dir() or path.read_bytes() for path in here.rglob("*")} == before
+
+
+def test_help_is_shown_without_a_command(capsys):
+    """With the commands that there are."""
+    assert main([]) == 0
+    assert "report" in capsys.readouterr().out
