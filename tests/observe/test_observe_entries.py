@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from dataclasses import asdict, fields, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import pytest
 import torch
@@ -152,8 +152,9 @@ def test_recorders_keep_what_the_probes_read(tmp_path):
     """The verdict over a file that a pipeline dataset wrote rests on what the live one rests on."""
     path = tmp_path / "s.db"
     with SQLiteStatsWriter(path) as writer:
-        dataset = pipeline(**recorders(writer.log))
+        dataset = pipeline(**recorders(writer.log, pipeline_id=3))
         list(dataset)
+    assert pipelines_of_file(path) == {3: ""}
     live, stored = dataset.report(), report_of_file(path)
     found, again = found_in(live), found_in(stored)
     assert found == again, f"{live}\n{stored}"
@@ -169,49 +170,36 @@ def test_recorders_keep_what_the_probes_read(tmp_path):
 
 
 def test_pipelines_of_one_run_are_kept_apart(tmp_path):
-    """Stages of the same name are not added up, neither in the summary nor in the report."""
-    path = tmp_path / "s.db"
-    with SQLiteStatsWriter(path) as writer:
-        for number, count in ((0, 10), (3, 25)):
-            builder = PipelineBuilder().add_source(range(count)).pipe(str, name="op", concurrency=2)
-            built = builder.add_sink().build(**recorders(writer.log, pipeline_id=number))
-            with built.auto_stop():
-                list(built)
+    """Each has its number, its name and its probes; stages of the same name are not added up,
+    neither in the summary nor in the report."""
+    path, printed = tmp_path / "s.db", []
+    reports = {0: reading(gil=0.004), 3: reading(gil=0.0, num_tasks=25)}
+    entries = [entries_of(each, pipeline_id=n, name=f"loader {n}") for n, each in reports.items()]
+    write(path, *chain(*entries))
     tasks, queues = summarize(path)
-    assert [(t.name, t.num_tasks) for t in tasks] == [("0:1:op[2]", 10), ("3:1:op[2]", 25)]
-    assert [q.name.partition(":")[0] for q in queues] == ["0"] * 3 + ["3"] * 3
-    for number, count in ((None, 10), (0, 10), (3, 25)):
-        (stage,) = report_of_file(path, pipeline=number).stats.stages
-        assert stage.tasks.num_tasks == count
-    assert pipelines_of_file(path) == {0: "", 3: ""}
-    assert [row["num_tasks"] for row in query_task_stats(path, "op", pipeline=3)] == [25]
+    assert [(t.name, t.num_tasks) for t in tasks] == [
+        ("0:1:decode[2]", 100),
+        ("3:1:decode[2]", 25),
+    ]
+    assert sorted(q.name.partition(":")[0] for q in queues) == ["0"] * 2 + ["3"] * 2
+    assert pipelines_of_file(path) == {0: "loader 0", 3: "loader 3"}
+    for number, report in reports.items():
+        check_same(report, report_of_file(path, pipeline=number))
+        is_gil = report_of_file(path, pipeline=number).verdict.cause is Cause.GIL
+        assert is_gil == (number == 0)
+    check_same(reports[0], report_of_file(path))
+    assert [row["num_tasks"] for row in query_task_stats(path, "decode", pipeline=3)] == [25]
     with pytest.raises(ValueError, match=r"pipeline must be in run 1 \(0, 3\), got 1"):
         report_of_file(path, pipeline=1)
-    printed = []
     log_stats_summary(path, write=printed.append)
-    assert printed[0].index("0:1:op[2]") < printed[0].index("3:1:op[2]")
+    assert printed[0].index("0:1:decode[2]") < printed[0].index("3:1:decode[2]")
 
 
-def test_loaders_of_one_run_are_kept_apart(tmp_path):
-    """Each has its number, its name and its probes."""
-    path = tmp_path / "s.db"
-    reports = [reading(busy=0.9, gil=0.004), reading(busy=0.9, gil=0.0)]
-    entries = [
-        entry
-        for number, report in enumerate(reports)
-        for entry in entries_of(report, pipeline_id=number, name=f"loader {number}")
-    ]
-    write(path, *entries)
-    assert pipelines_of_file(path) == {0: "loader 0", 1: "loader 1"}
-    for number, report in enumerate(reports):
-        check_same(report, report_of_file(path, pipeline=number))
-    assert report_of_file(path, pipeline=0).verdict.cause is Cause.GIL
-    assert report_of_file(path, pipeline=1).verdict.cause is not Cause.GIL
-
-
-def reading(*, busy=0.9, gil=None, elapsed=10.0, concurrency=2, waited=5.0):
+def reading(*, busy=0.9, gil=None, elapsed=10.0, concurrency=2, waited=5.0, num_tasks=100):
     """A report of one stage, for which the consumer waited so many seconds."""
-    tasks = TaskPerfStats(100, 0, 0.18, 0.2, 0.3, elapsed, 0.18, 0.18, busy * elapsed * concurrency)
+    tasks = TaskPerfStats(
+        num_tasks, 0, 0.18, 0.2, 0.3, elapsed, 0.18, 0.18, busy * elapsed * concurrency
+    )
     queue = QueuePerfStats(elapsed, 100, 0.0, 0.05, 0.2, get_wait_time=waited)
     stage = StageStats("decode", concurrency, tasks, queue, 7, busy, 1 - busy, 0.0)
     probes = Probes(gil_seconds=gil, run_delay_ratio=0.0, gc_ratio=0.0, num_cores=4)

@@ -61,17 +61,6 @@ def assert_says(page, report):
             assert f"{1e3 * seconds:.1f}" in cells
 
 
-def test_page_of_a_file_says_what_the_report_says(tmp_path):
-    """With a picture of the stages, and one of the queues."""
-    db = write_run(tmp_path / "run.db", reports(6))
-    page = read(Profile.load(db).write_html(tmp_path / "out" / "page.html"))
-    assert_says(page, report_of_file(db))
-    stages, queues = page.images
-    assert "<svg" in stages
-    assert "<svg" in queues
-    assert any("run.db, run 1 | pipeline 0 loader 0 | rank 0 of 1" in text for text in page.texts)
-
-
 def test_time_line_shows_the_last_seconds_of_the_trace():
     """Each kind of slice, on the lanes of the trace, parts included, and the queues."""
     trace = Profile(reports(3)[-1], (timeline(40),))._as_trace(None, 200_000)
@@ -161,12 +150,19 @@ def test_live_page_has_the_time_line_and_the_events(tmp_path):
 
 
 def test_texts_of_users_are_shown_as_they_are(tmp_path):
-    """Names of stages and files, keys, errors and details make no elements."""
+    """Names of stages and files, keys, errors and details make no elements, and control no
+    terminal."""
     name = f"{HOSTILE} {FORMULAS}"
-    events = [(0.5, HOSTILE, {HOSTILE: HOSTILE, "formula": FORMULAS})]
+    events = [
+        (0.5, HOSTILE, {HOSTILE: HOSTILE, "formula": FORMULAS}),
+        (1.0, "skipped", {"key": "a\x1b[2Jb"}),
+        (1.0, "\x1b[31m", {"\x1b": 1}),
+    ]
     db = write_run(tmp_path / "a<b>&.db", reports(3, stages=(name, "b")), events=events, x=HOSTILE)
     page = read(Profile.load(db).write_html(tmp_path / "p.html"))
     assert "script" not in page.tags
+    assert not any("\x1b" in each for each in page.texts)
+    assert r"a\x1b[2Jb" in page.texts
     assert len(page.images) == page.tags.count("img") == 2
     assert not any(attribute.startswith("on") for attribute, _ in page.attributes)
     texts = "\n".join(page.texts)
@@ -203,26 +199,20 @@ def test_page_replaces_a_page_and_no_folder(tmp_path):
     assert [*tmp_path.iterdir()] == [path]
 
 
-def test_page_holds_no_letters_that_control_a_terminal(tmp_path):
-    """Shown as in the text: names of loaders, and what events say."""
-    events = [(1.0, "skipped", {"key": f"a{HOSTILE}\x1b[2Jb"}), (1.0, "\x1b[31m", {"\x1b": 1})]
-    db = write_run(tmp_path / "run.db", reports(2), events=events)
-    page = Profile.load(db).write_html(tmp_path / "page.html").read_text()
-    assert "\x1b" not in page
-    assert r"\x1b[2Jb" in page
-
-
 # -- the commands ----------------------------------------------------------------------------------
 
 
 def test_command_writes_the_page_and_prints_its_path(tmp_path, capsys):
-    """One page with every pipeline of the run."""
+    """One page with every pipeline of the run: it says what their reports say, with a picture of
+    the stages, and one of the queues."""
     db = write_run(tmp_path / "run.db", reports(5), reports(5, stages=("decode",)))
-    out = tmp_path / "out.html"
+    out = tmp_path / "new" / "out.html"
     assert main(["report", str(db), "--html", str(out)]) == 0
     assert capsys.readouterr().out == f"{out}\n"
     page = read(out)
     assert {"loader 0", "loader 1"} <= set(page.texts)
+    assert ["<svg" in image for image in page.images] == [True] * 2
+    assert any("run.db, run 1 | pipeline 0 loader 0 | rank 0 of 1" in text for text in page.texts)
     for number in (0, 1):
         assert_says(page, report_of_file(db, pipeline=number))
 
