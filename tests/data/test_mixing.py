@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import json
 import pickle
-import random
 from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
-import torch.utils.data as torch_data
 from _datasets import Indices
 from _readings import html_in_notebook, shown
 from hypothesis import given, settings, strategies as st
@@ -40,21 +37,6 @@ def named(weights):
 def lists(sizes):
     """Sources whose samples say which they are."""
     return {n: [(n, i) for i in range(size)] for n, size in zip(NAMES, sizes, strict=True)}
-
-
-class Noisy(torch_data.Dataset):
-    """Samples with a random number, as augmentation makes them."""
-
-    thread_safe = True
-
-    def __init__(self, first, length):
-        self.first, self.length = first, length
-
-    def __len__(self):
-        return self.length
-
-    def __getitem__(self, index):
-        return torch.tensor([self.first + index, int(torch.randint(1 << 40, ()))])
 
 
 def test_orders_of_passes_are_all_permutations_alike():
@@ -176,73 +158,6 @@ def test_order_of_the_dict_does_not_matter():
     assert first != list(mix(turned, named((1, 1, 2)), seed=2))
 
 
-def noisy_mixture():
-    """Three sources with random numbers, whose shares change on the way."""
-    sources = {"a": Noisy(0, 50), "b": Noisy(1000, 17), "c": Noisy(2000, 31)}
-    weights = {0: named((1, 1, 1)), 90: named((6, 0.5, 1))}
-    return mix(sources, weights, seed=4, stop="never", num_samples=96)
-
-
-def rank_loader(world, rank, workers, isolation):
-    """The loader of one of ``world`` ranks that share batches of 8."""
-    mixture = noisy_mixture()
-    return spdl_torch.DataLoader(
-        mixture,
-        batch_size=8 // world,
-        sampler=mixture.sampler(world, rank),
-        num_workers=workers,
-        isolation=isolation,
-        seed=11,
-    )
-
-
-def global_batches(batches_of_ranks):
-    """The batches of all ranks of each step, in the order of the mixture."""
-    steps = zip(*batches_of_ranks, strict=True)
-    return [torch.stack(step, 1).flatten(0, 1).tolist() for step in steps]
-
-
-def train(history):
-    """The global batches of two epochs that are stopped and resumed as ``history`` says: the
-    number of steps, world, workers and their place, for each part."""
-    seen, states = [], None
-    for num_steps, world, workers, isolation in [*history, (None, 1, 0, "auto")]:
-        loaders = [rank_loader(world, rank, workers, isolation) for rank in range(world)]
-        if states is not None:
-            for loader in loaders:  # rank 0's state is everyone's
-                loader.load_state_dict(json.loads(states))
-        for epoch in range(len(seen) // 12, 2):
-            for loader in loaders:
-                loader.sampler.set_epoch(epoch)
-            done = global_batches([[*itertools.islice(loader, num_steps)] for loader in loaders])
-            seen += done
-            if num_steps is not None:
-                num_steps -= len(done)
-                if num_steps == 0:
-                    break
-        states = json.dumps(loaders[0].state_dict())
-    return seen
-
-
-def test_history_of_a_training_leaves_no_trace():
-    """Wherever it is stopped and with whatever ranks and workers it goes on: the same bits."""
-    expected, mixture = train([]), noisy_mixture()
-    located = [mixture.locate(position) for position in range(192)]
-    samples = [sample for step in expected for sample, _ in step]
-    assert samples == [int(mixture.datasets[name][index][0]) for name, index in located]
-    draw = random.Random(1)
-    for with_processes in (True, *[False] * 7):
-        cuts = sorted(draw.sample(range(1, 24), draw.randrange(1, 4)))
-        places = [(0, "auto"), (1, "thread"), (2, "thread")]
-        history = [
-            (b - a, draw.choice((1, 2, 4)), *draw.choice(places))
-            for a, b in itertools.pairwise([0, *cuts])
-        ]
-        if with_processes:
-            history[0] = (*history[0][:2], 2, "process")
-        assert train(history) == expected, history
-
-
 def test_report_names_the_shares():
     """A loader's report says how much of an epoch each source is, and how often it repeats."""
     mixture = mix({"web": range(100), "code": range(10)}, stop="all")
@@ -254,7 +169,8 @@ def test_report_names_the_shares():
 
 def test_report_counts_what_each_source_gave():
     """Up to the loop's position, not what workers have made ahead; over all ranks and epochs."""
-    mixture = noisy_mixture()
+    weights = {0: named((1, 1, 1)), 90: named((6, 0.5, 1))}
+    mixture = mix(lists((50, 17, 31)), weights, seed=4, stop="never", num_samples=96)
     loader = spdl_torch.DataLoader(
         mixture, batch_size=4, sampler=mixture.sampler(2, 1), num_workers=2
     )
@@ -439,27 +355,6 @@ class Reading:
     def __getitem__(self, index):
         self.read.append(self.items[index])
         return self.items[index]
-
-
-@pytest.mark.parametrize("cut", [0, 6, 42])
-@pytest.mark.parametrize("worlds", [(1, 1), (2, 1), (1, 2), (3, 2)])
-def test_pipeline_of_a_mixture_resumes_with_any_ranks(cut, worlds):
-    """In the second epoch, where the loop was: all ranks together give what would have come."""
-    before, after = worlds
-    whole, _ = piped_mixture(stop="all")
-    list(whole)
-    expected = list(whole)
-    stopped = [piped_mixture(rank, before, "uneven", stop="all")[0] for rank in range(before)]
-    for each in stopped:
-        each.set_epoch(1)
-    iterators = [iter(each) for each in stopped]
-    seen = [next(iterator) for _ in range(cut // before) for iterator in iterators]
-    assert seen == expected[:cut]
-    state = json.loads(json.dumps(stopped[0].state_dict()))
-    for rank in range(after):
-        resumed, _ = piped_mixture(rank, after, "uneven", stop="all")
-        resumed.load_state_dict(state)
-        assert list(resumed) == expected[cut + rank :: after]
 
 
 def test_continuous_pipeline_of_a_mixture_goes_on_from_its_epoch():

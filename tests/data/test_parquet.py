@@ -14,14 +14,13 @@ import fsspec
 import numpy as np
 import pytest
 import torch
-from _fuzz import QUICK
 from _inside import placement_of
 from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings, strategies as st
 from PIL import Image
 from torch.utils.data import DataLoader as TorchLoader, default_collate
 
-from spdl_torch import DataLoader, DistributedSampler, PipelineDataset
+from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.data import cached, mix, pack
 from spdl_torch.data.sources import ListSource, Parquet
 from spdl_torch.errors import DecodeError, SourceChangedError
@@ -423,36 +422,6 @@ def test_a_loader_gives_what_torchs_gives_for_the_rows(kinds, options):
     assert sorted(numbers_in(shuffled)) == ALL[:14]
     if not options["num_workers"]:
         assert all(map(same, TorchLoader(source, batch_size=4), TorchLoader(rows, batch_size=4)))
-
-
-@settings(QUICK, max_examples=30)
-@given(
-    worlds=st.lists(st.sampled_from([1, 2, 4]), min_size=1, max_size=5),
-    shuffle=st.booleans(),
-    ahead=st.integers(0, 2),
-)
-def test_any_number_of_ranks_goes_on_with_copies_of_two_files(
-    folder, tmp_path_factory, worlds, shuffle, ahead
-):
-    """A step with each number of ranks, resumed from the last one's state: together they have the
-    batches of one rank, no row lost or twice."""
-    kept = tmp_path_factory.mktemp("kept")
-    limit = 2 * max(path.stat().st_size for path in folder.iterdir())
-
-    def loader(world, rank):
-        rows = Parquet(folder, ["n"], cache=kept, max_bytes=limit, ahead=ahead)
-        sampler = DistributedSampler(rows, world, rank, shuffle=shuffle, tail="uneven")
-        return DataLoader(rows, 4 // world, sampler=sampler)
-
-    state, came = None, []
-    for world in worlds:
-        loaders = [loader(world, rank) for rank in range(world)]
-        for each in loaders:
-            if state is not None:
-                each.load_state_dict(state)
-        came.append(sorted(chain(*(numbers_in(islice(each, 1)) for each in loaders))))
-        state = loaders[0].state_dict()
-    assert came == [sorted(numbers_in([batch])) for batch in islice(loader(1, 0), len(worlds))]
 
 
 def test_it_is_mixed_packed_cached_and_ordered_by_position(folder, kinds):

@@ -2,7 +2,6 @@
 
 import json
 import logging
-from itertools import chain
 
 import pytest
 from _covering import by_pairs
@@ -136,30 +135,6 @@ def test_a_stateful_source_is_asked_for_nothing_twice():
     again.load_state_dict(state)
     assert next(iter(again)) == [10, 11]
     assert min(Stateful.asked) == 10
-
-
-@pytest.mark.parametrize(("before", "after"), [(1, 2), (4, 2), (3, 3)])
-def test_any_number_of_ranks_with_the_same_global_batch(before, after):
-    """Together the ranks go on after the items of all ranks."""
-
-    def ranks(world):
-        size = {"group": 12 // world, "num_replicas": world}
-        return [dataset_of(list(range(48)), ones, rank=rank, **size) for rank in range(world)]
-
-    def steps(parts):
-        return [sorted(chain(*step)) for step in zip(*parts, strict=True)]
-
-    datasets = ranks(before)
-    iterators = [iter(dataset) for dataset in datasets]
-    first = [next(iterator) for iterator in iterators]
-    states = [dataset.state_dict() for dataset in datasets]
-    assert all(state == states[0] for state in states), "rank 0's serves all"
-    for iterator in iterators:
-        iterator.close()
-    resumed = ranks(after)
-    for dataset in resumed:
-        dataset.load_state_dict(states[0])
-    assert [sorted(chain(*first)), *steps(resumed)] == steps(ranks(before))
 
 
 def test_parts_that_the_source_makes_keep_their_number():
