@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import gc
-import io
 import itertools
 import logging
 import multiprocessing
 import os
-import pickle
 import random
 import re
 import resource
@@ -17,16 +15,16 @@ import threading
 from collections import UserDict, namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import _warm
-import fsspec
 import numpy as np
 import pytest
 import torch
 import torchvision.transforms.v2 as transforms
 from _datasets import Made as MadeBy
-from _forks import fork
+from _forks import fork, found_in_fork
 from _gates import PATIENCE_SECONDS, in_thread, result_of
 from _inside import kept_by, placement_of
 from _readings import shown
@@ -79,20 +77,27 @@ def is_same(one, two):
 
 SAMPLES = [
     torch.arange(6, dtype=torch.uint8).reshape(1, 2, 3),
-    torch.rand(3, 4, 5).to(memory_format=torch.contiguous_format).permute(1, 2, 0),
+    torch.rand(3, 4, 5).permute(1, 2, 0),
     torch.rand(2, 3, 4, 4).to(memory_format=torch.channels_last),
-    torch.rand(4, 4)[:, ::2],
     torch.tensor(True),
     torch.tensor(1.5, dtype=torch.bfloat16),
     torch.zeros(0, 3),
     torch.empty((2, 0, 3), dtype=torch.uint16),
     torch.tensor([1 + 2j]),
     torch.rand(3, requires_grad=True),
-    torch.rand(1, 3).expand(4, 3),
     np.asfortranarray(np.arange(6.0).reshape(2, 3)),
     {"a": [1, 2.5, None, "text"], "b": (b"bytes", np.float32(3))},
     Pair(torch.tensor([float("nan")]), 7),
     Image.new("RGB", (3, 2), (1, 2, 3)),
+]
+WITH_GAPS = [
+    torch.rand(4, 4)[:, ::2],
+    torch.arange(10)[::2],
+    torch.arange(3).expand(4, 3),
+    np.arange(10)[::-1],
+    np.arange(12).reshape(3, 4)[:, :2],
+    np.broadcast_to(np.arange(3), (4, 3)),
+    np.zeros(3, "i4, f8")["f1"],
 ]
 
 
@@ -120,44 +125,25 @@ MADE_ANEW = [
 ]
 
 
-@pytest.mark.parametrize("make", [*(lambda each=each: each for each in SAMPLES), *MADE_ANEW])
-def test_sample_comes_back_bit_for_bit(make):
-    """Also its shape, type and strides, whatever holds its values, and if it is made anew each
-    time; and it can be written to."""
-    kept = cached(MadeBy(lambda _: make(), 2))
-    for _ in range(2):
-        found, sample = kept[0], make()
-        assert is_same(found, sample)
-    if any(sample is each for each in SAMPLES) and type(sample) is torch.Tensor:
-        assert found.requires_grad == sample.requires_grad
-        if sample.is_contiguous() and sample.numel():
-            assert found.stride() == sample.stride()
-            found.detach().zero_()
-            assert not found.any()
-
-
 @pytest.mark.parametrize("place", ["memory", "full"])
-@pytest.mark.parametrize(
-    "sample",
-    [
-        np.arange(10)[::-1],
-        np.arange(12).reshape(3, 4)[:, :2],
-        np.broadcast_to(np.arange(3), (4, 3)),
-        np.zeros(3, "i4, f8")["f1"],
-        torch.arange(10)[::2],
-        torch.arange(3).expand(4, 3),
-    ],
-    ids=["reversed", "columns", "broadcast", "field", "tensor", "expanded"],
-)
-def test_sample_with_gaps_is_contiguous_every_time(sample, place, tmp_path):
-    """The first time as well, so that epochs are alike."""
-    folder = "memory" if place == "memory" else tmp_path
-    kept = cached([{"x": sample}], folder, version=1, max_bytes=1 if place == "full" else None)
+@pytest.mark.parametrize("sample", [*SAMPLES, *WITH_GAPS, *MADE_ANEW])
+def test_sample_comes_back_bit_for_bit(sample, place, tmp_path):
+    """Also its shape, type and strides, but without gaps: the first time as well, so that epochs
+    are alike; whatever holds its values, and if it is made anew each time. It can be written to."""
+    make = sample if callable(sample) else lambda: sample
+    options = {"cache": tmp_path, "max_bytes": 1} if place == "full" else {}
+    kept = cached(MadeBy(lambda _: make(), 2), version=1, **options)
+    has_gaps = any(sample is each for each in WITH_GAPS)
     for _ in range(3):
-        found = kept[0]["x"]
-        assert is_same(found, sample)
-        assert np.asarray(found).flags.c_contiguous
-        found[:] = 0
+        found = kept[0]
+        assert is_same(found, make())
+        if isinstance(sample, torch.Tensor):
+            dense = sample.contiguous() if has_gaps else sample
+            assert (found.stride(), found.requires_grad) == (dense.stride(), sample.requires_grad)
+        elif isinstance(sample, np.ndarray):
+            assert found.strides == (np.ascontiguousarray(sample) if has_gaps else sample).strides
+        if isinstance(sample, torch.Tensor | np.ndarray) and found is not sample:
+            (found.detach() if isinstance(sample, torch.Tensor) else found)[...] = 0
 
 
 def fill_until_killed(folder, seed, ready):
@@ -169,19 +155,24 @@ def fill_until_killed(folder, seed, ready):
     signal.pause()
 
 
+def kill_after(num_bytes, program):
+    """Fork a program, which gets a pipe, and kill it when it has written so many bytes there."""
+    reading, writing = os.pipe()
+    pid = fork(lambda: program(writing))
+    while num_bytes:
+        num_bytes -= len(os.read(reading, num_bytes))
+    os.kill(pid, signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    os.close(reading)
+    os.close(writing)
+
+
 def test_kill_while_the_cache_is_written_leaves_no_bad_item(tmp_path):
     """Of processes that fill one store, one after the other; what was there stays."""
     most = 0
     for seed in range(15):
-        reading, writing = os.pipe()
-        result, pid = start_program(fill_until_killed, str(tmp_path), seed, writing)
         left = random.Random(seed).randrange(1, NUM_KILLED)
-        while left:
-            left -= len(os.read(reading, left))
-        os.kill(pid, signal.SIGKILL)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
-        for descriptor in (reading, writing, result):
-            os.close(descriptor)
+        kill_after(left, partial(fill_until_killed, str(tmp_path), seed))
         store = Store(str(tmp_path))
         found = {number: store.get(number) for number in range(NUM_KILLED)}
         kept = {number: content for number, content in found.items() if content is not None}
@@ -189,6 +180,12 @@ def test_kill_while_the_cache_is_written_leaves_no_bad_item(tmp_path):
         assert len(kept) >= most
         most = len(kept)
     assert most > 20
+
+
+def found_in_forks(*functions):
+    """What functions return, each in a fork of this process, all at once."""
+    with ThreadPoolExecutor(len(functions)) as threads:
+        return list(threads.map(found_in_fork, functions))
 
 
 def fill_full_disk(folder):
@@ -208,7 +205,7 @@ def fill_full_disk(folder):
 
 def test_full_disk_stops_the_cache_and_not_the_training(tmp_path):
     """Kept samples are found, the rest are made; all are right, and the log says so once."""
-    num_made, kept, (line,) = output_of(start_program(fill_full_disk, str(tmp_path)))
+    num_made, kept, (line,) = found_in_fork(partial(fill_full_disk, str(tmp_path)))
     assert 50 <= num_made < 150
     assert kept[-1] is False
     assert re.match(r"cache /.*: no room: File too large\. It stops growing at [\d.]+ kB;", line)
@@ -256,8 +253,7 @@ def test_rows_take_two_files_a_process_and_little_more_than_their_bytes(tmp_path
 
     for _ in range(2):
         store = Store(str(tmp_path))
-        programs = [start_program(put_rows, store, first) for first in range(4)]
-        assert all(map(output_of, programs))
+        assert found_in_forks(*(partial(put_rows, store, n) for n in range(4))) == [True] * 4
     assert len([*tmp_path.glob("*.data")]) <= 4
     assert len([*tmp_path.iterdir()]) <= 2 * 4 + 2
     assert bytes_in(tmp_path) <= 2 * 4 * number * 340
@@ -372,17 +368,9 @@ def test_sample_is_made_once_if_several_ask_for_it_at_once(
 
     kept = cached(MadeBy(make, 100), tmp_path / "cache", version=1)
     monkeypatch.setattr(caching_module, "_NUM_COMPARED", 0)  # nothing is made to compare it
-    reading, writing = os.pipe()
-    _, pid = start_program(hold_sample, kept, writing)
-    os.read(reading, 1)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    barrier = forked.Barrier(num_programs)
-    programs = [
-        start_program(read_all_at_once, kept, barrier, num_threads) for _ in range(num_programs)
-    ]
-    for program in programs:
-        assert output_of(program) == [*range(100)]
+    kill_after(1, partial(hold_sample, kept))
+    read = partial(read_all_at_once, kept, forked.Barrier(num_programs), num_threads)
+    assert found_in_forks(*[read] * num_programs) == [[*range(100)]] * num_programs
     made = (tmp_path / "made").read_bytes()
     assert set(made) == set(range(100))
     if num_threads == 1 or num_programs == 1:
@@ -587,46 +575,28 @@ def test_relative_paths_are_others_in_another_folder(tmp_path, monkeypatch, make
                 assert list(kept) == expected
 
 
-class Regions(fsspec.AbstractFileSystem):
-    """A store that has other objects in each of its regions."""
-
-    protocol = "regions"
-    files = {}  # noqa: RUF012 - by region
-
-    def __init__(self, region="none", **options):
-        super().__init__(**options)
-        self.region = region
-
-    def cat_file(self, path, start=None, end=None, **options):
-        return self.files[self.region][path][start:end]
-
-    def info(self, path, **options):
-        return {"name": path, "size": len(self.cat_file(path)), "type": "file"}
-
-    def _open(self, path, mode="rb", **options):
-        return io.BytesIO(self.cat_file(path))
-
-
-def test_objects_are_others_with_other_options_of_the_store(tmp_path, monkeypatch):
-    """Another endpoint has another bucket of that name."""
-    fsspec.register_implementation("regions", Regions, clobber=True)
+def test_objects_are_others_with_other_options_of_the_store(tmp_path):
+    """Another endpoint has another bucket of that name; here each is a folder."""
     for region, first in [("east", 0), ("west", 2)]:
-        tar = shard_of(first, 2)
-        index = write_shard(tmp_path / f"{region}.tar", tar)
-        monkeypatch.setitem(Regions.files, region, {"a.tar": tar, "a.index.json": index})
+        (tmp_path / region).mkdir()
+        write_shard(tmp_path / region / "a.tar", shard_of(first, 2))
     for _ in range(2):
         for region in ("east", "west"):
-            options = {"index": True, "storage_options": {"region": region}}
-            kept = cached(TarShards("regions://a.tar", **options), tmp_path / "cache", version=1)
-            assert keys(kept) == keys(TarShards(tmp_path / f"{region}.tar"))
-            copies = TarShards("regions://a.tar", **options, cache=tmp_path / "copies")
+            place = {"path": str(tmp_path / region), "target_protocol": "file"}
+            options = {"index": True, "storage_options": place}
+            kept = cached(TarShards("dir://a.tar", **options), tmp_path / "cache", version=1)
+            assert keys(kept) == keys(TarShards(tmp_path / region / "a.tar"))
+            copies = TarShards("dir://a.tar", **options, cache=tmp_path / "copies")
             assert keys(copies) == keys(kept)
-            half = TarShards("regions://a.tar", **options).shard(1, 2)
+            half = TarShards("dir://a.tar", **options).shard(1, 2)
             assert keys(cached(half, tmp_path / "cache", version=1)) == keys(half)
 
 
 def rank_folders(environ, store):
     """The folders of two caches of a program that has these variables."""
+    # By one thread: several whose first calculation comes at once may each find the pool of
+    # torch's threads, which a fork makes new, half made ("Invalid thread pool!").
+    torch.set_num_threads(1)
     os.environ.update(environ)
     if "MY_RANK" in environ:  # and nothing else says that this is a rank
         options = {"rank": int(environ["MY_RANK"]), "world_size": 2, "store": store}
@@ -635,32 +605,6 @@ def rank_folders(environ, store):
         store.set(f"has joined: {options['rank']}", "")
         store.wait([f"has joined: {rank}" for rank in range(2)])
     return [kept_by(cached(list(range(length)))).folder for length in (3, 4)]
-
-
-def start_program(function, *arguments):
-    """Fork a program, which multiprocessing does not know; a pipe with what the function returns,
-    and the process."""
-    reading, writing = os.pipe()
-
-    def program():
-        # By one thread: several whose first calculation comes at once may each find the pool of
-        # torch's threads, which a fork makes new, half made ("Invalid thread pool!").
-        torch.set_num_threads(1)
-        os.write(writing, pickle.dumps(function(*arguments)))
-
-    pid = fork(program)
-    os.close(writing)
-    return reading, pid
-
-
-def output_of(program):
-    """What a program's function returned."""
-    reading, pid = program
-    with open(reading, "rb") as pipe:
-        content = pipe.read()
-    _, status = os.waitpid(pid, 0)
-    assert content, f"the program has ended: {os.waitstatus_to_exitcode(status)}"
-    return pickle.loads(content)
 
 
 SCRIPT = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}
@@ -693,24 +637,19 @@ SCRIPT = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}
 def test_ranks_of_a_training_share_one_memory(shared, first, second, is_one, tmp_path):
     """Two programs, with the variables of a launcher. Each of a rank's caches is another one."""
     store = torch.distributed.FileStore(str(tmp_path / "store"), 2)
-    programs = [start_program(rank_folders, {**shared, **own}, store) for own in (first, second)]
-    folders = [output_of(program) for program in programs]
+    folders = found_in_forks(
+        *(partial(rank_folders, shared | own, store) for own in (first, second))
+    )
     assert (folders[0] == folders[1]) is is_one
     assert len({*folders[0], *folders[1]}) == (2 if is_one else 4)
 
 
-def send_folder(sent):
-    """The folder of a spawned rank, which joins its group later."""
-    sent.put(kept_by(cached([1])).folder)
-
-
 def test_spawned_ranks_share_one_memory(monkeypatch):
     """With the address of the group, and no rank yet. Others have their own."""
-    sent = forked.SimpleQueue()
-    folders = []
+    sent, folders = forked.SimpleQueue(), []
     for port in ("1", "1", "2"):
         monkeypatch.setenv("MASTER_PORT", port)
-        child = forked.Process(target=send_folder, args=(sent,))
+        child = forked.Process(target=lambda: sent.put(kept_by(cached([1])).folder))
         child.start()
         folders.append(sent.get())
         child.join()

@@ -1,65 +1,207 @@
-"""Loaders and pipelines over and over: memory, threads and descriptors stay where they were."""
+"""Loaders and pipelines over and over: memory, threads and descriptors stay where they were.
 
+As a program, with SECONDS, this file uses them in every way and measures itself. It prints JSON:
+the number of rounds, and about 100 readings of what must not grow, each taken between two rounds,
+when nothing is under way but one loader whose workers live through the whole run.
+"""
+
+import ctypes
+import gc
 import json
+import logging
 import os
+import resource
 import subprocess
 import sys
+import threading
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from statistics import median
+from time import monotonic
 
 import pytest
-from _folders import HELPERS
+import torch
+from _arrays import SEEDS
+from _datasets import MapData, StreamData
+from _folders import HELPERS, ROOT
+from _gates import Boom
+from _loader_helpers import assert_threads_end, loader_threads
+from _pictures import KINDS as MADE
+from _stages import KINDS, Plan, add
 
-PROGRAM = HELPERS / "_soak.py"
-HANG_SECONDS = 300
-"""More than the rounds take on any machine; this test does not ask how fast they are."""
-MOST_RSS_GROWTH = {"short": 1 / 10, "long": 1 / 50}
-"""Between the medians of two thirds. The short form has few readings, while caches fill."""
-MOST_BLOCKS_PER_ROUND = {"short": 1000, "long": 40}
-"""Python objects kept by one round, of which a reading keeps 4 itself. In the first 30 rounds weak
-references, free lists and caches still fill, by 100 a round. After that an object for each thread,
-batch or sample of a round would be 40, 300 or 2000."""
+import spdl_torch
+from spdl_torch.errors import DecodeError, PipelineFailure
+from spdl_torch.io import load_image_batch, load_npz
+from spdl_torch.pipeline import PipelineBuilder
+
+NUM_READINGS = 100
 
 
-def soak(seconds=HANG_SECONDS, rounds=sys.maxsize):
-    """Rounds and readings, after so many seconds or rounds."""
+def DataLoader(dataset, *args, num_workers, **options):
+    """A loader: an odd number of workers are threads, an even number live where the default puts
+    them, in processes."""
+    options["isolation"] = "thread" if num_workers % 2 else "auto"
+    return spdl_torch.DataLoader(dataset, *args, num_workers=num_workers, **options)
+
+
+PICTURES = [MADE["jpeg"], MADE["png"], MADE["webp"]] * 4
+
+
+def leave(loader, after=-1):
+    """Iterate it, to its end or until after a batch."""
+    for number, _ in enumerate(loader):
+        if number == after:
+            break
+
+
+def whole_epochs(survivor):
+    for num_workers in (0, 1, 3):
+        leave(DataLoader(MapData(40), batch_size=4, num_workers=num_workers, shuffle=True))
+        leave(DataLoader(StreamData(20), batch_size=4, num_workers=num_workers))
+
+
+def persistent_workers(survivor):
+    new = DataLoader(MapData(40), batch_size=4, num_workers=2, persistent_workers=True)
+    for loader in (new, survivor):
+        leave(loader)
+        leave(loader, 3)
+        leave(loader)
+    survivor.snapshot()
+    str(survivor.report())
+
+
+def broken_off(survivor):
+    for num_workers in (1, 2):
+        leave(DataLoader(MapData(40), batch_size=2, num_workers=num_workers), 5)
+        leave(DataLoader(StreamData(40), num_workers=num_workers, in_order=False), 5)
+        iter(DataLoader(MapData(40), num_workers=num_workers))  # started, never asked
+
+
+def errors(survivor):
+    with suppress(ZeroDivisionError):
+        for _ in DataLoader(MapData(40), num_workers=2):
+            raise ZeroDivisionError
+    batches = iter(DataLoader(MapData(20, {5: Boom, 9: KeyError}), batch_size=2, num_workers=2))
+    ended = object()
+    while True:
+        with suppress(Boom, KeyError):
+            if next(batches, ended) is ended:
+                return
+
+
+def pipelines(survivor):
+    for concurrency in (1, 3):
+        builder = PipelineBuilder().add_source(range(30))
+        for kind in KINDS:
+            if not kind.startswith("executor"):
+                add(builder, Plan(kind, concurrency, concurrency == 3, None, 3), None)
+        builder.add_sink()
+        list(builder.build(max_failures=10_000))
+        pipeline = builder.build(max_failures=10_000)
+        with pipeline.auto_stop():
+            for _, _ in zip(range(3), pipeline, strict=False):
+                pipeline.snapshot()
+            pipeline.timeline()
+        next(iter(builder.build(max_failures=10_000)), None)  # dropped
+        with suppress(PipelineFailure):
+            list(builder.build(max_failures=1))
+
+
+def images_and_arrays(survivor):
+    for number in range(2):
+        load_image_batch(PICTURES[number::2], width=64, height=64)
+    with suppress(DecodeError):
+        load_image_batch([PICTURES[0][:300], *PICTURES[1:3]], width=64, height=64)
+    shrink = partial(load_image_batch, width=32, height=32)
+    builder = PipelineBuilder().add_source([[each] for each in PICTURES])
+    list(builder.pipe(shrink, concurrency=2).aggregate(4).add_sink().build())
+    dict(load_npz(SEEDS[3]))
+    with suppress(DecodeError):
+        dict(load_npz(SEEDS[3][:-40]))
+
+
+ACTIVITIES = whole_epochs, persistent_workers, broken_off, errors, pipelines, images_and_arrays
+
+
+def reading():
+    """What must not grow."""
+    deadline = monotonic() + 30
+    gc.collect()
+    while len(loader_threads()) > 4 and monotonic() < deadline:
+        for thread in loader_threads():
+            thread.join(0.01)  # asked to end, on its way
+    # Memory that was given back to the allocator has not leaked: let it give it back to the system.
+    ctypes.CDLL(None).malloc_trim(0)
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return {
+        "rss_bytes": pages * resource.getpagesize(),
+        "blocks": sys.getallocatedblocks(),
+        "threads": threading.active_count(),
+        "fds": len(os.listdir("/proc/self/fd")),
+    }
+
+
+def main(seconds):
+    logging.disable(logging.CRITICAL)
+    torch.set_num_threads(1)
+    survivor = DataLoader(MapData(40), batch_size=4, num_workers=2, persistent_workers=True)
+    for activity in ACTIVITIES:
+        activity(survivor)
+    gc.collect()
+    gc.freeze()  # what torch has brought is not looked through at every reading
+    began, rounds, readings = monotonic(), 0, []
+    while (passed := monotonic() - began) < seconds:
+        for activity in ACTIVITIES:
+            activity(survivor)
+        rounds += 1
+        if passed >= seconds / NUM_READINGS * len(readings):
+            readings.append(reading())
+    print(json.dumps([rounds, readings]))
+    del survivor
+    assert_threads_end()
+
+
+def assert_flat(rounds, readings):
+    """Compare the middle and the last third, and return what is typical of both."""
+    third = len(readings) // 3
+    thirds = readings[third : 2 * third], readings[-third:]
+    typical = {what: [median(r[what] for r in part) for part in thirds] for what in readings[0]}
+    for what in ("threads", "fds"):
+        # The least: a probe that opens a file just now does not leak; what leaks stays open.
+        before, after = (min(reading[what] for reading in part) for part in thirds)
+        assert after <= before, f"{before} {what}, then {after}"
+    # In the first rounds weak references, free lists and caches still fill, by 100 objects a round.
+    # After that one for each thread, batch or sample of a round would be 40, 300 or 2000; a reading
+    # keeps 4 itself.
+    most_share, most_blocks = (1 / 50, 40) if rounds >= 300 else (1 / 10, 1000)
+    before, after = typical["rss_bytes"]
+    assert after <= before * (1 + most_share), f"{before} bytes, then {after}"
+    before, after = typical["blocks"]
+    grown = (after - before) / (rounds / 3)
+    assert grown <= most_blocks, f"{grown} objects a round: {before}, then {after}"
+    return typical
+
+
+@pytest.mark.long
+def test_nothing_grows_for_long(long_seconds):
+    """For a minute, or however long is asked for; with many rounds less is allowed."""
+    seconds = max(60, long_seconds)
     # With an arena for each thread, glibc keeps some more of what was freed for as long as threads
     # come and go (6 % in ten minutes); with one, what grows is a leak.
-    environment = {**os.environ, "MALLOC_ARENA_MAX": "1"}
+    own = {"MALLOC_ARENA_MAX": "1", "PYTHONPATH": f"{HELPERS}:{ROOT}"}
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", PROGRAM, str(seconds), str(rounds)],
-        env=environment,
+        [sys.executable, "-W", "ignore", __file__, str(seconds)],
+        env={**os.environ, **own},
         capture_output=True,
         text=True,
         timeout=1.5 * seconds + 60,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    report = json.loads(done.stdout)
-    return report["rounds"], report["readings"]
+    rounds, readings = json.loads(done.stdout)
+    print(f"{rounds} rounds; middle and last third: {assert_flat(rounds, readings)}")
 
 
-def assert_flat(rounds, readings, form):
-    third = len(readings) // 3
-    middle, last = readings[third : 2 * third], readings[-third:]
-
-    def typical(part, what):
-        return median(reading[what] for reading in part)
-
-    for what in ("threads", "fds"):
-        # The least: a probe that opens a file just now does not leak; what leaks stays open.
-        before, after = (min(reading[what] for reading in part) for part in (middle, last))
-        assert after <= before, f"{before} {what}, then {after}"
-    before, after = typical(middle, "rss_bytes"), typical(last, "rss_bytes")
-    assert after <= before * (1 + MOST_RSS_GROWTH[form]), f"{before} bytes, then {after}"
-    before, after = typical(middle, "blocks"), typical(last, "blocks")
-    grown = (after - before) / (rounds / 3)
-    assert grown <= MOST_BLOCKS_PER_ROUND[form], f"{grown} objects a round: {before}, then {after}"
-    return {what: (typical(middle, what), typical(last, what)) for what in middle[0]}
-
-
-@pytest.mark.long
-def test_nothing_grows_for_long(long_seconds):
-    """For a minute, or however long is asked for; with many rounds less is allowed."""
-    rounds, readings = soak(max(60, long_seconds))
-    form = "long" if rounds >= 300 else "short"
-    print(f"{rounds} rounds; middle and last third: {assert_flat(rounds, readings, form)}")
+if __name__ == "__main__":
+    main(float(sys.argv[1]))

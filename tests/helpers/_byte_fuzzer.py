@@ -1,12 +1,11 @@
-"""A program that feeds damaged files to the readers; what kills it is left in its folder.
+"""A program that feeds damaged files to the readers, with ``FOLDER FIRST COUNT SECONDS``.
 
-The input is a function of the reader's name and a number, so a finding can be made again:
-``python tests/helpers/_byte_fuzzer.py FOLDER --readers png --first 12 --count 1``. Before each
-input is read it is written to ``FOLDER/input`` and named in ``FOLDER/name``; a crash or a hang,
-which this process does not survive, leaves them there. Everything else is a line of JSON on stdout.
+Each input is a function of its reader's name and a number: COUNT of them from FIRST on, or as many
+as come in SECONDS. While one is read it is in FOLDER/input, named in FOLDER/name: a crash or a
+hang, which this process does not survive, leaves it there. What else was found, and what was done,
+is one line of JSON in the end.
 """
 
-import argparse
 import bz2
 import contextlib
 import faulthandler
@@ -14,10 +13,10 @@ import gzip
 import io
 import json
 import lzma
-import os
 import random
 import resource
 import struct
+import sys
 import traceback
 import warnings
 import zlib
@@ -30,6 +29,9 @@ HANG_SECONDS = 30
 """For one input: thousands of times what a whole one takes."""
 
 MEBIBYTE = 1 << 20
+MOST_BYTES = 1400 * MEBIBYTE
+"""For one small input. Pillow's limit lets a GIF of 179 megapixels pass, which takes it 4 bytes a
+pixel and us 3; our own readers take no more than there is to read."""
 ADDRESS_SPACE = 8 << 30  # beyond what the libraries map: an accident, not the machine, ends there
 NUMBERS = (0, 1, 2, 3, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 2**31 - 1, 2**31, 2**32 - 1)
 
@@ -130,7 +132,7 @@ def mutate(seeds, rng, repair):
     """A seed after one to eight changes; half of them with their checksums made right again."""
     content = bytearray(rng.choice(seeds))
     for _ in range(rng.choice((1, 1, 2, 3, 8))):
-        rng.choice(MUTATIONS)(content, rng, seeds)
+        rng.choice((flip, paste, truncate, number_field))(content, rng, seeds)
     if repair is not None and rng.random() < 0.5:
         content = repair(content)
     return bytes(content)
@@ -149,32 +151,19 @@ def flip(content, rng, seeds):
             content[place_in(content, rng)] ^= 1 << rng.randrange(8)
 
 
-def overwrite(content, rng, seeds):
-    place = place_in(content, rng)
-    new = rng.choice((b"\0", b"\xff", b"\x7f", b"\x80", b"0", b"-", b"\n", b"", bytes(60)))
-    content[place : place + max(1, len(new))] = new
+def paste(content, rng, seeds):
+    """Put a part of a seed, perhaps repeated, or other bytes into it, or over what is there."""
+    size, other = rng.choice((1, 2, 4, 8, 60, 600)), rng.choice(seeds)
+    start, place = place_in(other, rng), place_in(content, rng)
+    part = other[start : start + size] * rng.choice((1, 1, 30))
+    new = rng.choice(
+        (part, part, rng.randbytes(size), rng.choice(b"\0\xff\x7f0-\n").to_bytes() * size)
+    )
+    content[place : place + rng.choice((0, len(new)))] = new
 
 
 def truncate(content, rng, seeds):
     del content[place_in(content, rng) :]
-
-
-def insert(content, rng, seeds):
-    place = place_in(content, rng)
-    content[place:place] = rng.randbytes(rng.choice((1, 2, 4, 60)))
-
-
-def repeat(content, rng, seeds):
-    place, size = place_in(content, rng), rng.choice((1, 4, 60, 600))
-    content[place:place] = content[place : place + size] * rng.choice((1, 1, 30))
-
-
-def splice(content, rng, seeds):
-    other = rng.choice(seeds)
-    start = place_in(other, rng)
-    place = place_in(content, rng)
-    size = rng.choice((8, 60, 600, len(other)))
-    content[place : place + size] = other[start : start + size]
 
 
 def number_field(content, rng, seeds):
@@ -187,9 +176,6 @@ def number_field(content, rng, seeds):
     (value,) = struct.unpack_from(form, content, place)
     value = rng.choice((*NUMBERS, len(content), value + 1, value - 1, value * 2, -value))
     struct.pack_into(form, content, place, value % (1 << (8 * size)))
-
-
-MUTATIONS = flip, overwrite, truncate, insert, repeat, splice, number_field, number_field
 
 
 def repair_png(content):
@@ -214,99 +200,59 @@ def repair_tar(content):
     return content
 
 
-class Memory:
-    """How much more than before one input made the process hold, at its worst."""
-
-    def __init__(self):
-        self._status = Path("/proc/self/status")
-        self._reset = Path("/proc/self/clear_refs")
-
-    def begin(self):
-        self._reset.write_text("5")  # the peak is what there is now
-        self._before = self._field("VmRSS")
-
-    def grown(self):
-        return self._field("VmHWM") - self._before
-
-    def _field(self, name):
-        for line in self._status.read_text().splitlines():
-            if line.startswith(name):
-                return int(line.split()[1]) << 10
-        raise AssertionError(f"Linux tells {name}")
+def memory(field):
+    """What this process holds now (VmRSS), or held at its worst since it was last asked (VmHWM)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (line,) = [line for line in lines if line.startswith(field)]
+    return int(line.split()[1]) << 10
 
 
-class Fuzzer:
-    """Runs inputs one after another; tells what came of them in the end."""
-
-    def __init__(self, folder, readers):
-        from spdl_torch.errors import DecodeError
-
-        self.folder, self.readers, self.documented = folder, readers, DecodeError
-        self.executions, self.accepted = Counter(), Counter()
-        self.peak_bytes: dict[str, list] = {}
-        self.memory = Memory()
-        self.name_file = os.open(folder / "name", os.O_RDWR | os.O_CREAT)
-
-    def run(self, name, number):
-        read, seeds, repair = self.readers[name]
-        content = mutate(seeds, random.Random(f"{name} {number}"), repair)
-        (self.folder / "input").write_bytes(content)
-        os.pwrite(self.name_file, f"{name} {number}".ljust(80, "\0").encode(), 0)
-        faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
-        self.memory.begin()
-        try:
-            read(content)
-            self.accepted[name] += 1
-        except self.documented:
-            pass
-        except BaseException:
-            self.report(name, number, traceback.format_exc())
-        finally:
-            faulthandler.cancel_dump_traceback_later()
-        peak = self.memory.grown()
-        if peak > self.peak_bytes.get(name, [0])[0]:
-            self.peak_bytes[name] = [peak, number]
-        self.executions[name] += 1
-
-    def report(self, name, number, what):
-        saved = self.folder / f"{name.replace(' ', '_')}-{number}"
-        saved.write_bytes((self.folder / "input").read_bytes())
-        print(json.dumps({"finding": [name, number, what, str(saved)]}), flush=True)
-
-    def summary(self):
-        return {name: vars(self)[name] for name in ("executions", "accepted", "peak_bytes")}
+def problem_of(read, content, documented):
+    """What is wrong with how an input is read, if anything, and whether it was accepted."""
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is what there is now
+    before, accepted = memory("VmRSS"), False
+    faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
+    try:
+        read(content)
+        accepted = True
+    except documented:
+        pass
+    except BaseException:
+        return traceback.format_exc(), accepted
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    peak = memory("VmHWM") - before
+    return f"took {peak} bytes" * (peak > MOST_BYTES), accepted
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--readers", default="", help="names begin so; separated by commas")
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--count", type=int, default=100, help="of each reader")
-    parser.add_argument("--seconds", type=float, default=0, help="instead of a count")
-    options = parser.parse_args()
+def main(folder, first, count, seconds):
+    from spdl_torch.errors import DecodeError
+
     faulthandler.enable()
     warnings.simplefilter("ignore")
-    readers = {
-        name: rest
-        for name, rest in all_readers().items()
-        if name.startswith(tuple(options.readers.split(",")))
-    }
-    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (size + ADDRESS_SPACE,) * 2)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    fuzzer = Fuzzer(options.folder, readers)
-    end = monotonic() + options.seconds
-    number = options.first
+    readers, findings = all_readers(), []
+    executions, accepted = Counter(), Counter()
     for read, seeds, _ in readers.values():
         for seed in seeds:
             read(seed)  # whole ones are read, and what is made once is made
-    while monotonic() < end if options.seconds else number < options.first + options.count:
-        for name in readers:
-            fuzzer.run(name, number)
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + ADDRESS_SPACE,) * 2)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    end, number = monotonic() + seconds, first
+    while monotonic() < end if seconds else number < first + count:
+        for name, (read, seeds, repair) in readers.items():
+            content = mutate(seeds, random.Random(f"{name} {number}"), repair)
+            (folder / "input").write_bytes(content)
+            (folder / "name").write_text(f"{name} {number}")
+            problem, was_accepted = problem_of(read, content, DecodeError)
+            executions[name] += 1
+            accepted[name] += was_accepted
+            if problem:
+                findings.append(f"{name} {number}: {problem}")
+                (folder / f"finding-{len(findings)}").write_bytes(content)
         number += 1
-    print(json.dumps(fuzzer.summary()), flush=True)
+    print(json.dumps({"findings": findings, "executions": executions, "accepted": accepted}))
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))
