@@ -24,7 +24,7 @@ import pytest
 import torch
 import torchvision.transforms.v2 as transforms
 from _datasets import Made as MadeBy
-from _forks import fork, found_in_fork
+from _forks import fork, found_in_fork, found_in_forks
 from _gates import PATIENCE_SECONDS, in_thread, result_of
 from _inside import kept_by, placement_of
 from _readings import shown
@@ -180,12 +180,6 @@ def test_kill_while_the_cache_is_written_leaves_no_bad_item(tmp_path):
         assert len(kept) >= most
         most = len(kept)
     assert most > 20
-
-
-def found_in_forks(*functions):
-    """What functions return, each in a fork of this process, all at once."""
-    with ThreadPoolExecutor(len(functions)) as threads:
-        return list(threads.map(found_in_fork, functions))
 
 
 def fill_full_disk(folder):

@@ -1,6 +1,5 @@
 """ImageFolder: torchvision's samples, in one call a batch where the transform is a recipe."""
 
-import contextlib
 import pickle
 
 import numpy as np
@@ -188,33 +187,6 @@ def test_target_transform_and_own_getitem_count_in_batches(root):
     dataset = ImageFolder(root, recipe)
     dataset.transform = BATCHED["uint8"]
     assert dataset.__getitems__([0, 1]).collated[0].dtype == torch.uint8
-
-
-@pytest.mark.parametrize("name", ["train, v1", "erasing", "own function before"])
-@pytest.mark.parametrize("generator", [None, torch.default_generator], ids=["none", "torch's"])
-def test_sample_context_gives_each_sample_its_stream(root, name, generator):
-    """With a stream for each sample, a batch's samples do not depend on one another."""
-    states = {}
-
-    @contextlib.contextmanager
-    def stream(k):
-        outside = torch.get_rng_state()
-        if k in states:
-            torch.set_rng_state(states[k])
-        else:
-            torch.manual_seed(100 + k)
-        yield generator
-        states[k] = torch.get_rng_state()
-        torch.set_rng_state(outside)
-
-    dataset = ImageFolder(root, EVERY[name])
-    indices = [4, 9, 1]
-    expected = []
-    for k, index in enumerate(indices):
-        torch.manual_seed(100 + k)
-        expected.append(dataset[index])
-    dataset.sample_context = stream
-    assert_same(dataset.__getitems__(indices), expected)
 
 
 @pytest.mark.parametrize(("size", "ratio"), [((1, 400), (4, 5)), ((400, 1), (0.2, 0.25))])

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader as TorchLoader, default_collate
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.data import cached, mix, pack
 from spdl_torch.data.sources import ListSource, Parquet
-from spdl_torch.errors import DecodeError, SourceChangedError
+from spdl_torch.errors import DecodeError
 from spdl_torch.io import decode_image, load_audio
 from spdl_torch.pipeline import PipelineBuilder
 
@@ -114,24 +114,6 @@ def test_parts_have_each_row_once_and_go_on_anywhere(
         assert joined == sorted(joined)
 
 
-def test_the_order_is_that_of_seed_and_epoch(folder):
-    """Another epoch or seed has another order; the same ones the same, in another object, too."""
-    source = Parquet(folder).shuffle(1, buffer_size=100)
-    orders = []
-    for epoch in range(4):
-        source.set_epoch(epoch)
-        orders.append(tuple(numbers_in(source)))
-        again = Parquet(folder).shuffle(1, buffer_size=100)
-        again.set_epoch(epoch)
-        assert tuple(numbers_in(again)) == orders[-1]
-    assert len({*orders, tuple(numbers_in(Parquet(folder).shuffle(2)))}) == 5
-    assert tuple(ALL) not in orders
-    groups = Parquet(folder).shuffle(1, buffer_size=1)  # their order alone
-    first = numbers_in(groups)
-    groups.set_epoch(1)
-    assert numbers_in(groups) != first
-
-
 def damage(path, group):
     """Make a row group of a file unreadable."""
     place = pq.ParquetFile(path).metadata.row_group(group).column(0).data_page_offset
@@ -211,26 +193,6 @@ def test_a_batch_reads_each_row_group_once_and_a_bounded_number_of_them_is_kept(
     assert num_reads(*range(1, 9)) == 0
     assert num_reads(0) == 1
     fsspec.filesystem("memory").rm("/large.parquet")
-
-
-def test_file_that_was_replaced_is_an_error(folder, tmp_path, memory):
-    """Its footer would be another's: local, kept, or behind a URL."""
-
-    def place(content):
-        (tmp_path / "a.parquet").write_bytes(content)
-        memory.pipe("/a.parquet", content)
-
-    place((folder / "3.parquet").read_bytes())
-    sources = [
-        Parquet(where, **options)
-        for where in (tmp_path / "a.parquet", "memory://a.parquet")
-        for options in ({}, {"cache": tmp_path / "kept"})
-    ]
-    place((folder / "0.parquet").read_bytes())
-    for source in sources:
-        for read in (list, lambda source: source[0]):
-            with pytest.raises(SourceChangedError, match=r"a\.parquet: changed after"):
-                read(source)
 
 
 def images(numbers):
@@ -486,8 +448,6 @@ def test_errors_say_what_to_do(folder, tmp_path):
         (lambda: rows[1.0], TypeError, "float"),
         (lambda: rows[23], IndexError, "below 23, got 23"),
         (lambda: rows.shuffle()[0], TypeError, r"before shuffle\(\)"),
-        (lambda: rows.shard(2, 2), ValueError, "index must be in"),
-        (lambda: rows.iterate(-1), ValueError, "start must be >= 0"),
         (lambda: Parquet([folder, other], ["n"]), ValueError, "'n' is string in .* and int64 in"),
         (lambda: Parquet(damaged), DecodeError, r"2\.parquet: its footer cannot be read"),
     ):

@@ -14,7 +14,7 @@ from _datasets import Made
 from _tars import write_shards
 from hypothesis import given, settings, strategies as st
 
-from spdl_torch.data.sources import FileList, Files, ListSource, TarShards, as_source
+from spdl_torch.data.sources import FileList, Files, ListSource, Parquet, TarShards, as_source
 from spdl_torch.errors import UnsupportedOptionError
 
 sizes = st.integers(0, 60)
@@ -48,13 +48,24 @@ class Sampler(Countdown):
         return iter(range(self.epoch, self.epoch + self.size))
 
 
+def rows_in(root):
+    """A Parquet file in a folder."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = root / "a.parquet"
+    if not path.exists():
+        keys = pa.array([str(number) for number in range(18)])
+        pq.write_table(pa.table({"__key__": keys}), path, row_group_size=5)
+    return Parquet(path)
+
+
 KINDS = {
     "list": lambda root: as_source(range(18)),
     "stream": lambda root: as_source(Countdown(18)),
     "shards": lambda root: TarShards(root / "*.tar", index=False),
     "shards with an index": lambda root: TarShards(root / "*.tar"),
+    "rows": rows_in,
 }
-KNOWS_ITS_LENGTH = {"list", "shards with an index"}
+KNOWS_ITS_LENGTH = {"list", "shards with an index", "rows"}
 
 
 @pytest.fixture(scope="module")

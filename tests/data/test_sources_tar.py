@@ -107,15 +107,6 @@ def walk(file, skip, found):
         found.append(member[0])
 
 
-@given(st.integers(0, len(ARCHIVE) - 1), st.integers(1, 255))
-def test_damaged_byte_is_an_error_or_another_content(place, change):
-    """Hostile bytes end in a DecodeError or in files; in nothing else."""
-    damaged = bytearray(ARCHIVE)
-    damaged[place] ^= change
-    with contextlib.suppress(DecodeError):
-        list(iter_tarfile(bytes(damaged), max_member_bytes=1 << 20))
-
-
 @pytest.mark.parametrize("isal", [True, False], ids=["isal", "zlib"])
 @given(st.data(), st.integers(1, 255))
 def test_damaged_byte_of_gzip_is_a_decode_error(isal, data, change):
@@ -126,17 +117,6 @@ def test_damaged_byte_of_gzip_is_a_decode_error(isal, data, change):
         if not isal:
             patch.setitem(sys.modules, "isal", None)
         assert list(iter_tarfile(bytes(damaged))) == tarfile_reads(ARCHIVE)
-
-
-@given(st.binary(max_size=2000))
-@example(b"\x28\xb5\x2f\xfd")
-def test_bytes_that_are_no_tar_are_a_decode_error(junk):
-    """Whatever they are, unless they begin with an end marker. Those of zstd are known by it."""
-    if junk[:512] != bytes(512):
-        is_zstd = junk.startswith(b"\x28\xb5\x2f\xfd")
-        why = "compressed by zstd" if is_zstd else "before any file was read"
-        with pytest.raises(DecodeError, match=why):
-            list(iter_tarfile(junk))
 
 
 def header(name=b"x", size=b"00000000010\0", kind=b"0"):
@@ -154,6 +134,8 @@ def header(name=b"x", size=b"00000000010\0", kind=b"0"):
     [
         (b"", "the file is empty"),
         (b"PK\3\4" * 200, "not a tar archive"),
+        (b"junk" * 500, "before any file was read"),
+        (b"\x28\xb5\x2f\xfd", "compressed by zstd"),
         (header(size=b"77777777777\0"), "'x' claims 8589934591 bytes; the limit is 1000"),
         (header(size=b"\x80" + b"\xff" * 11), "'x' claims 309485009821345068724781055 bytes"),
         (header(size=b"\xff" * 12), "'x' claims -1 bytes"),

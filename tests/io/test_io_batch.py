@@ -1,9 +1,12 @@
 """Loading at one size: the batch kernel against torchvision and its own eager twin."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from _folders import PHOTOGRAPHS
+from _jpegs import CODECS, KINDS, by
 from _pictures import encode, photograph
 from hypothesis import given, settings, strategies as st
 from torchvision import transforms as v1
@@ -23,7 +26,6 @@ from spdl_torch.io import (
 )
 from spdl_torch.io._image import images, kernel
 
-GOOD = encode(photograph(40, 50), "JPEG")
 SIZES = [(375, 500), (500, 375), (300, 300), (61, 97), (224, 224), (120, 640), (9, 7), (1, 1)]
 
 
@@ -213,6 +215,8 @@ def test_load_image_batch_names_the_bad_file(mixed, bad):
     truncate(mixed[bad])
     with pytest.raises(DecodeError, match=rf"/{bad}\.img: .*truncated"):
         load_image_batch(mixed, width=40, height=40)
+    with pytest.raises(FileNotFoundError, match=r"gone\.jpg"):  # which is not the data's fault
+        load_image_batch([mixed[2], mixed[2].with_name("gone.jpg")], width=8, height=8)
 
 
 def test_load_image_batch_not_strict_drops_bad_files(mixed):
@@ -226,15 +230,6 @@ def test_load_image_batch_not_strict_drops_bad_files(mixed):
         load_image_batch([mixed[2], mixed[4]], width=40, height=40, strict=False)
 
 
-def test_load_image_batch_takes_what_only_pillow_decodes(mixed, monkeypatch):
-    """If Pillow is set to accept truncated files, a batch accepts them as well."""
-    truncate(mixed[0])
-    monkeypatch.setattr("PIL.ImageFile.LOAD_TRUNCATED_IMAGES", True)
-    expected = v2.functional.resize(decode_image(mixed[0]), [40, 40])
-    batch = load_image_batch(mixed, width=40, height=40)
-    assert torch.equal(batch[0].permute(2, 0, 1), expected)
-
-
 def test_load_image_batch_header_that_lies(mixed, monkeypatch):
     """Crop boxes were made for the size in the header: another size is refused, not cropped."""
     monkeypatch.setattr(images, "header_size", lambda data, name, **_: (30, 40))
@@ -242,21 +237,29 @@ def test_load_image_batch_header_that_lies(mixed, monkeypatch):
         load_image_batch(mixed, width=40, height=40)
 
 
-def test_load_image_batch_missing_file(mixed):
-    """A missing file is an OSError with its name, not the data's fault."""
-    with pytest.raises(FileNotFoundError, match=r"gone\.jpg"):
-        load_image_batch([mixed[0], mixed[0].with_name("gone.jpg")], width=8, height=8)
+DAMAGED = [KINDS["4:2:0"], encode(photograph(40, 50), "JPEG"), encode(photograph(40, 50), "PNG")]
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
-@given(edits=st.lists(st.tuples(st.floats(0, 0.999), st.integers(0, 255)), max_size=6))
-def test_damaged_neighbour_changes_no_other_image(edits):
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(
+    st.sampled_from(DAMAGED),
+    st.lists(st.tuples(st.floats(0, 0.999), st.integers(0, 255)), max_size=6),
+    st.none() | st.floats(0, 1),
+    st.sampled_from(CODECS),
+    st.booleans(),
+)
+def test_damaged_neighbour_changes_no_other_image(content, edits, cut, codec, scaled):
     """Whatever becomes of a damaged file, the other images of the batch are as without it."""
-    content = bytearray(GOOD)
+    content = bytearray(content)
     for place, value in edits:
         content[int(place**2 * len(content))] = value  # squared: more edits near the header
-    batch = load_image_batch([GOOD, bytes(content), GOOD], width=16, height=16, strict=False)
+    content = bytes(content if cut is None else content[: int(cut * len(content))])
+    good = KINDS["gray"]
+    load = partial(by(codec, load_image_batch), width=16, height=16, scaled=scaled)
+    batch, expected = load([good, content, good], strict=False), load([good])[0]
     assert len(batch) in (2, 3)
-    expected = load_image_batch([GOOD], width=16, height=16)[0]
     assert torch.equal(batch[0], expected)
     assert torch.equal(batch[-1], expected)
+    if len(batch) == 2:
+        with pytest.raises(DecodeError, match=r"^<bytes>: "):
+            load([good, content])

@@ -142,19 +142,6 @@ def test_errors_are_those_of_the_whole_picture(codec, tmp_path):
     assert image_loader(tmp_path / "a.png", at_least=(9, 9)).shape == (3, 30, 42)
 
 
-@pytest.mark.parametrize("codec", CODECS)
-def test_bad_neighbour_changes_no_pixel(codec, tmp_path):
-    """A damaged file is named, or left out, and the others are scaled as ever."""
-    contents = [KINDS["4:2:0"], KINDS["4:4:4"][:-300], KINDS["gray"], OTHER_KINDS["progressive"]]
-    load = partial(by(codec, load_image_batch), width=20, height=20, scaled=True)
-    bad = tmp_path / "bad.jpg"
-    bad.write_bytes(contents[1])
-    with pytest.raises(DecodeError, match=r"bad\.jpg"):
-        load([contents[0], bad])
-    rest = load(contents, strict=False)
-    assert torch.equal(rest, load([contents[0], *contents[2:]]))
-
-
 def test_damage_in_the_middle_decodes_as_in_pillow():
     """Bits that are wrong but end in time: Pillow's pixels, as libjpeg-turbo only warns."""
     content = bytearray(KINDS["4:2:0"])

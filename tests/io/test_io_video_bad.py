@@ -1,42 +1,17 @@
 """Bad videos: a DecodeError that names the file, or the right frames."""
 
 import io
-import wave
 
-import av
-import numpy as np
 import pytest
 import torch
 from _videos import KINDS, decode_plainly, write_video
 from PIL import Image
+from test_io_audio import KINDS as SOUNDS, write as write_sound
 
 from spdl_torch.errors import DecodeError
 from spdl_torch.io import demux_video, load_clip, load_video, uniform_frames
 
 EXAMPLE = write_video(KINDS["fragmented"])
-
-
-def audio_only():
-    """A file with sound and no picture."""
-    file = io.BytesIO()
-    with av.open(file, "w", "mp4") as container:
-        stream = container.add_stream("aac", rate=44100, layout="mono")
-        for number in range(10):
-            silence = np.zeros((1, 1024), np.float32)
-            frame = av.AudioFrame.from_ndarray(silence, format="fltp", layout="mono")
-            frame.sample_rate, frame.pts = 44100, number * 1024
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode(None))
-    return file.getvalue()
-
-
-def silent_wav():
-    """A file of a format for sound alone."""
-    file = io.BytesIO()
-    with wave.open(file, "wb") as written:
-        written.setparams((1, 2, 8000, 0, "NONE", ""))
-        written.writeframes(bytes(1000))
-    return file.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -45,8 +20,8 @@ def silent_wav():
         (b"", "Invalid data"),
         (b"no video at all" * 100, "Invalid data"),
         (EXAMPLE[:300], "bad.mp4: "),
-        (audio_only(), "no video stream in it, only: audio"),
-        (silent_wav(), "no video stream in it, only: audio"),
+        (write_sound(*SOUNDS["aac in mp4"]), "no video stream in it, only: audio"),
+        (write_sound(*SOUNDS["wav"]), "no video stream in it, only: audio"),
         (b"#EXTM3U\n#EXTINF:1,\nhttp://127.0.0.1:9/x.ts\n#EXT-X-ENDLIST\n", "bad.mp4: "),
         (b"ffconcat version 1.0\nfile /etc/hostname\n", "bad.mp4: "),
     ],

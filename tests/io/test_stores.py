@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from _datasets import Made
+from _forks import fork, found_in_fork, found_in_forks
 from _gates import until
 from _stores import HttpStore, HubStore, S3Store
 from _tars import tar_of, write_shard
@@ -262,6 +263,7 @@ def test_store_is_named_when_it_always_fails(fault, place, monkeypatch):
     url = place.url("a.bin")
     num_before = 0
     for error in errors_of_reading(url, place.options, retries=1):
+        assert text_of(error).count("failed after") == 1  # also of a reader within a reader
         assert f"reading {url!r} failed after 2 attempts" in text_of(error)
         num_gets = place.num_gets - num_before
         assert num_gets == 2 if fault == "busy" else num_gets >= 2
@@ -285,17 +287,6 @@ def test_program_that_says_how_often_s3fs_tries_is_obeyed(way, bucket, monkeypat
     assert reader_of(options, retries=0)(bucket.url("a.bin")) == b"content"
     assert bucket.faults == []
     assert bucket.num_gets == 3
-
-
-def test_reader_within_a_reader_leaves_one_note():
-    """That of the one that made the attempts."""
-
-    def read():
-        raise OSError("gone")
-
-    with pytest.raises(OSError, match="gone") as raised:
-        ONCE.repeat(lambda: RetryPolicy(2, 0, 0).repeat(read, "s3://a"), "s3://a")
-    assert raised.value.__notes__ == ["reading 's3://a' failed after 3 attempts"]
 
 
 def test_missing_object_is_named(place):
@@ -443,25 +434,30 @@ def test_copies_of_parquet_need_no_store(web, tmp_path, caplog):
     assert len([*Parquet(url, cache=tmp_path)]) == 400
 
 
-@pytest.mark.parametrize("etags", [True, False])
-def test_parquet_that_was_replaced_by_one_of_its_size_is_an_error(web, tmp_path, etags):
-    """By the version that the server gives: strong tags, or dates."""
+@pytest.mark.parametrize("place", ["tags", "dates", "path"])
+def test_parquet_that_was_replaced_by_one_of_its_size_is_an_error(web, tmp_path, place):
+    """By the version that the server gives, strong tags or dates; of a path, by its time."""
+    web.etags = place == "tags"
+    path = tmp_path / "a.parquet"
+    url = path if place == "path" else web.url("a.parquet")
 
     def put(first, date):
         put_rows(web, first)
-        web.etags = etags
         web.dates["/bucket/a.parquet"] = f"Wed, {date} Oct 2015 07:28:00 GMT"
+        path.write_bytes(web.files["/bucket/a.parquet"])
+        os.utime(path, (date, date))
 
     put(0, 21)
-    source = Parquet(web.url("a.parquet"))
-    kept = Parquet(web.url("a.parquet"), cache=tmp_path)
+    source = Parquet(url)
+    kept, late = (Parquet(url, cache=tmp_path / name) for name in ("kept", "late"))
     assert source[0]["n"] == kept[0]["n"] == 0
     put(1000, 22)
-    for read in (lambda: source[150], lambda: list(source)):
-        with pytest.raises(SourceChangedError, match=r"a\.parquet: changed after its footer"):
+    for read in (lambda: source[150], lambda: list(source), lambda: late[0], lambda: list(late)):
+        with pytest.raises(SourceChangedError, match=r"a\.parquet: changed"):
             read()
-    assert kept[150]["n"] == 150
-    assert Parquet(web.url("a.parquet"), cache=tmp_path)[0]["n"] == 1000
+    if place != "path":
+        assert kept[150]["n"] == 150
+    assert Parquet(url, cache=tmp_path / "kept")[0]["n"] == 1000
 
 
 def test_parquet_of_hugging_faces_hub_is_found_shuffled_and_kept(tmp_path, monkeypatch):
@@ -483,33 +479,20 @@ def test_parquet_of_hugging_faces_hub_is_found_shuffled_and_kept(tmp_path, monke
             Parquet(files, storage_options=options)
 
 
-def read_copy(url, options, folder, sent):
-    sent.put(numbers_of(TarShards(url, storage_options=options, cache=folder)))
-
-
-def forked(function, *arguments):
-    """A running process, and what it sends."""
-    context = multiprocessing.get_context("fork")
-    sent = context.SimpleQueue()
-    program = context.Process(target=function, args=(*arguments, sent))
-    program.start()
-    return program, sent
-
-
 def test_shard_is_downloaded_once_by_all_processes_of_a_machine(place, tmp_path):
     """While one does so, the others wait; later passes and programs find the copy."""
     place.put("a.tar", shard_of(300))
     place.faults = ["cut"]
     place.requests = []
-    arguments = place.url("a.tar"), place.options, tmp_path / "kept"
-    programs = [forked(read_copy, *arguments) for _ in range(8)]
-    for program, sent in programs:
-        assert sent.get() == [*range(300)]
-        program.join()
+
+    def source():
+        return TarShards(place.url("a.tar"), storage_options=place.options, cache=tmp_path)
+
+    assert found_in_forks(*[lambda: numbers_of(source())] * 8) == [[*range(300)]] * 8
     num_gets = place.num_gets
     assert num_gets <= 2 + (place.faults == [])
-    source = TarShards(place.url("a.tar"), storage_options=place.options, cache=tmp_path / "kept")
-    assert numbers_of(source) == numbers_of(source) == [*range(300)]
+    again = source()
+    assert numbers_of(again) == numbers_of(again) == [*range(300)]
     assert place.num_gets == num_gets
 
 
@@ -612,10 +595,10 @@ def test_shard_whose_download_was_killed_is_downloaded_anew(web, tmp_path):
     """What is not whole has another name."""
     web.put("a.tar", content := shard_of(3000))
     web.faults = ["hang"]
-    program, _ = forked(read_copy, web.url("a.tar"), {}, tmp_path)
+    pid = fork(lambda: list(TarShards(web.url("a.tar"), cache=tmp_path)))
     until(lambda: web.num_gets > 0)
-    program.kill()
-    program.join()
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
     (part,) = (tmp_path / "shards").iterdir()
     assert part.suffix == ".part"
     part.write_bytes(content[: len(content) // 2])
@@ -627,16 +610,14 @@ def test_shards_are_read_from_where_they_are_when_the_disk_is_full(web, tmp_path
     """With one warning, and once each; in a process of its own, where files may have few bytes."""
     urls = put_shards(web, 3, 300)
 
-    def full(sent):
+    def full():
         resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
         source = TarShards(urls, cache=tmp_path / "kept", ahead=0)
         numbers = numbers_of(source)
         sizes = [each.stat().st_size for each in (tmp_path / "kept").rglob("*.*")]
-        sent.put((numbers, sizes, [record.getMessage() for record in caplog.records]))
+        return numbers, sizes, [record.getMessage() for record in caplog.records]
 
-    program, sent = forked(full)
-    numbers, sizes, lines = sent.get()
-    program.join()
+    numbers, sizes, lines = found_in_fork(full)
     assert (numbers, sizes) == ([*range(900)], [0])
     (line,) = lines
     assert re.fullmatch(r".*/0\.tar: File too large: no more shards are kept in .*kept\.", line)

@@ -195,11 +195,12 @@ class Parquet(ShardSource):
         """Yield the rows of a part in the order of the epoch: window after window is shuffled, so
         that none before that of ``start`` has to be read."""
         place = [number for part in self._parts for number in part]
-        order = self._shuffled_groups(random_of("groups", mix.seed, self._epoch))
+        epoch = self._epoch  # of this iteration, though another is set while it goes on
+        order = self._shuffled_groups(random_of("groups", mix.seed, epoch))
         window, skipped = divmod(start, mix.buffer_size)
         tables = sized(self._read(order, first + window * mix.buffer_size, end), mix.buffer_size)
         for number, table in enumerate(tables, window):
-            seed = seed_of("window", mix.seed, self._epoch, number, *place)
+            seed = seed_of("window", mix.seed, epoch, number, *place)
             yield from shuffled(table, seed)[skipped:].to_batches()
             skipped = 0
 
