@@ -126,7 +126,7 @@ KINDS = {
     "MP4, H.264 without edit list": of("mp4", "libx264", x264(), muxer={"use_editlist": "0"}),
     "MP4, H.264 edit list from the middle": of("mp4", "libx264", x264(), edit=(8, None)),
     "MP4, H.264 edit list, both ends cut": of("mp4", "libx264", x264(), edit=(5, 600)),
-    "MP4, H.264 edit list, rotated": of("mp4", "libx264", x264(), rotation=(90,), edit=(5, None)),
+    "MP4, H.264 edit list, rotated": of("mp4", "libx264", x264(), rotation=(90,), edit=(5, 600)),
     "MP4, H.264 fragments": of(
         "mp4", "libx264", x264(), muxer={"movflags": "frag_keyframe+empty_moov"}
     ),
