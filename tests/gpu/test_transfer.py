@@ -248,19 +248,6 @@ def test_slabs_are_used_again(transfer):
     assert len(backend.slab_sizes) == 3
 
 
-def test_one_batch_at_a_time_is_staged_when_many_threads_call(transfer):
-    """Threads that share a transfer get their own batches."""
-    transfer, _ = transfer
-
-    def work(number):
-        for k in range(50):
-            batch = torch.full((64,), number * 50 + k)
-            assert torch.equal(transfer.stage(batch).receive(), batch)
-
-    for future in [in_thread(work, number) for number in range(4)]:
-        result_of(future)
-
-
 def test_slab_is_made_in_inference_mode_and_used_outside(transfer):
     """Validation may come first."""
     transfer, _ = transfer

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import pytest
 from _folders import ROOT
-from packaging.version import Version
 
 import spdl_torch
 
@@ -227,8 +226,3 @@ def test_unknown_name_is_an_attribute_error(name):
     """The lazy package says so as any other module would."""
     with pytest.raises(AttributeError, match=f"module 'spdl_torch' has no attribute '{name}'"):
         getattr(spdl_torch, name)
-
-
-def test_version_is_one_that_pip_understands():
-    """PEP 440, in its normal form, so that releases sort."""
-    assert str(Version(spdl_torch.__version__)) == spdl_torch.__version__
