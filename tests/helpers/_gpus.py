@@ -318,7 +318,7 @@ class Cuda:
 def stage_beside():
     """A transfer of its own, from its memory to its end: streams are made, pages locked, copies and
     the model waited for, memory freed."""
-    copies = Transfer("cuda", num_slabs=1)
+    copies = Transfer("cuda:1", num_slabs=1)  # the loader has made the other device's stream before
     locked = pinned(torch.ones(64 * KIBI, dtype=torch.uint8))
     for _ in range(transfer.MOST_BEHIND + 3):
         copies.stage([torch.ones(1), locked]).receive()

@@ -8,8 +8,8 @@ what it had imported from the start. Use
 libraries read from the environment when they are loaded.
 
 ``start`` and ``run`` take what follows ``python`` on a command line: ``-c CODE``, ``-m MODULE`` or
-a file, then its arguments; before these ``-u`` and ``-W ACTION:MESSAGE``. Outside of Linux they
-call ``subprocess``.
+a file, then its arguments; before these ``-W ACTION:MESSAGE``. Outside of Linux they call
+``subprocess``.
 """
 
 from __future__ import annotations
@@ -311,16 +311,12 @@ def _python_path():
 def _program(arguments):
     """The code to run, with ``sys`` and ``__main__`` as it expects them."""
     sys.orig_argv = [sys.executable, *arguments]
-    while True:
-        first, *arguments = arguments
-        if first == "-u":
-            sys.stdout.reconfigure(write_through=True)
-        elif first == "-W":
-            action, _, message = arguments[0].partition(":")
-            warnings.filterwarnings(action, message)
-            sys.warnoptions.append(arguments.pop(0))
-        else:
-            break
+    first, *arguments = arguments
+    while first == "-W":
+        option, first, *arguments = arguments
+        action, _, message = option.partition(":")
+        warnings.filterwarnings(action, message)
+        sys.warnoptions.append(option)
     main = vars(sys.modules["__main__"])
     for name in [name for name in main if not name.startswith("__")]:
         del main[name]

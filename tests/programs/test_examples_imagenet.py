@@ -68,12 +68,12 @@ def run(program, *more):
     return done.stdout
 
 
-def run_two_ranks(program, *more, preload=()):
+def run_two_ranks(program, *more):
     """The same, as torchrun starts two; what the first printed."""
     with _torchrun.environments(2) as each, ExitStack() as stack:
         environments = [{**os.environ, "OMP_NUM_THREADS": "1", **rank} for rank in each]
         ranks = [
-            stack.enter_context(_warm.start([EXAMPLES / program, *more], env=env, preload=preload))
+            stack.enter_context(_warm.start([EXAMPLES / program, *more], env=env))
             for env in environments
         ]
         outputs = [rank.communicate(timeout=50) for rank in ranks]
