@@ -1,6 +1,7 @@
 """Datasets and functions for the worker process, which imports this module and not the tests."""
 
 import faulthandler
+import itertools
 import os
 import random
 import subprocess
@@ -150,47 +151,40 @@ class Holder(Dataset):
         return index
 
 
+class Counting(Dataset):
+    """Counts its samples in a value, and writes into a tensor."""
+
+    def __init__(self, counter, shared):
+        self.counter, self.shared = counter, shared
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        with self.counter.get_lock():
+            self.counter.value += 1
+        self.shared.fill_(1)
+        return index
+
+
 def as_list(samples):
     """Keep samples apart."""
     return samples
 
 
-class Contents(Holder):
-    """Shows its arrays and tensors as the worker has them, and which of them are one object or one
-    memory."""
+class Contents(Dataset):
+    """Its only sample says which of its arrays and tensors are one object or have one memory."""
+
+    def __init__(self, *parts):
+        self.parts = parts
 
     def __len__(self):
         return 1
 
     def __getitem__(self, index):
-        parts = dict(sorted(vars(self).items()))
-        tensors = {name: part for name, part in parts.items() if isinstance(part, torch.Tensor)}
-        return (
-            {name: facts_of(part) for name, part in parts.items()},
-            sorted((a, b) for a in parts for b in parts if parts[a] is parts[b]),
-            sorted((a, b) for a in tensors for b in tensors if _are_one(tensors[a], tensors[b])),
-        )
+        pairs = itertools.combinations(enumerate(self.parts), 2)
+        return [[n, m] for (n, a), (m, b) in pairs if a is b or _memory_of(a) == _memory_of(b)]
 
 
-class Layouts(Holder):
-    """Shows its tensors of any layout as the worker has them."""
-
-    def __len__(self):
-        return 1
-
-    def __getitem__(self, index):
-        parts = sorted(vars(self).items())
-        return {name: (str(part.layout), part.to_dense().tolist()) for name, part in parts}
-
-
-def facts_of(part):
-    """What is to be the same in the child."""
-    if isinstance(part, torch.Tensor):
-        return type(part), part.dtype, part.shape, part.stride(), part.sum().item()
-    flags = part.flags
-    order = flags.c_contiguous, flags.f_contiguous
-    return type(part), part.dtype, part.shape, order, flags.writeable, part.tobytes()[-64:]
-
-
-def _are_one(one, other):
-    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+def _memory_of(part):
+    return part.untyped_storage().data_ptr() if isinstance(part, torch.Tensor) else id(part)

@@ -6,8 +6,13 @@ import random
 
 import pytest
 
-from spdl_torch.autotune import tuning
+from spdl_torch.autotune import PerfParams, tuning
 from spdl_torch.autotune.tuner import Decision, Step
+
+
+def auto(options):
+    """``num_workers="auto"`` with these options."""
+    return PerfParams.auto(**options).loader_options()["num_workers"]
 
 
 class RandomTuner:

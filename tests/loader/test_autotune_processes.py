@@ -8,60 +8,20 @@ import weakref
 
 import pytest
 import torch
+from _datasets import Indices
 from _gates import num_fds, until
-from _inside import children_of, crew_of, give_out, is_tuned, resize, tuning_of
-from _isolated import children, release_what_has_ended
-from _loader_helpers import PATIENCE_SECONDS, DataLoader, assert_threads_end
+from _inside import children_of, crew_of, give_out, resize, tuning_of
+from _isolated import children, nothing_left, release_what_has_ended
+from _loader_helpers import PATIENCE_SECONDS, DataLoader
 from _readings import shown
-from _tuners import at_random
-from test_autotune_live import AUGMENTED, auto
-from torch.utils.data import Dataset, Subset, get_worker_info
+from _tuners import auto
+from torch.utils.data import Dataset, get_worker_info
 
 from spdl_torch.loader.backends.processes import process as child_process
 
-__all__ = ["at_random"]
+__all__ = ["nothing_left"]
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
-
-
-def rows(loader):
-    """Two epochs that can be compared."""
-    return [[batch.tolist() for batch in loader] for _ in range(2)]
-
-
-@pytest.mark.parametrize(
-    "options", [{"persistent_workers": True, "prefetch_factor": 5}, {"in_order": False}]
-)
-def test_batches_are_those_of_any_fixed_number(options, at_random):
-    """However the number changes: order and random bits; nothing is left of those that left."""
-    options = {"batch_size": 2, "seed": 3, "shuffle": True, **options}
-    gc.collect()
-    assert_threads_end()
-    release_what_has_ended()
-    before = num_fds()
-    torch.manual_seed(5)
-    dataset = Subset(AUGMENTED, range(40))
-    loader = DataLoader(dataset, num_workers=auto(at_random), **options)
-    assert is_tuned(loader)
-    found, numbers = rows(loader), {decision.to_count for decision in loader.decisions}
-    assert len(numbers) > 2
-    torch.manual_seed(5)
-    expected = rows(DataLoader(dataset, num_workers=2, **{**options, "in_order": True}))
-    if not options.get("in_order", True):
-        found, expected = (list(map(sorted, each)) for each in (found, expected))
-    assert found == expected
-    stay = loader.num_workers if "persistent_workers" in options else 0
-    until(lambda: len(children()) == stay)
-    placement = loader.report().placement
-    assert placement.num_processes == placement.num_workers == loader.num_workers
-    batches = iter(loader)
-    for _ in range(9):
-        next(batches)
-    del loader, batches
-    gc.collect()
-    assert_threads_end()
-    release_what_has_ended()
-    assert num_fds() == before
 
 
 class WhoWaits(Dataset):
@@ -96,7 +56,9 @@ class WhoWaits(Dataset):
 def test_processes_join_and_leave_in_an_epoch():
     """Four samples are made at once after growth. Those that leave answer their jobs first, and
     end; figures and rows of all are kept."""
-    dataset = WhoWaits()
+    list(DataLoader(Indices(4), num_workers=1, isolation="process"))  # opens what stays
+    release_what_has_ended()
+    before, dataset = num_fds(), WhoWaits()
     loader = DataLoader(dataset, num_workers=auto({"num_cores": 1, "max_threads": 6}))
     batches = iter(loader)
     resize(batches, 4)
@@ -116,7 +78,10 @@ def test_processes_join_and_leave_in_an_epoch():
     rows = [row.name for row in loader.profile().timelines[0].rows if row.role == "stage"]
     assert rows == [f"worker process[{n}]" for n in range(4)]
     assert children_of(batches).keys() == {0}
-    assert children() == []
+    del loader, batches, dataset
+    gc.collect()
+    release_what_has_ended()
+    assert num_fds() == before
 
 
 def test_process_that_is_killed_while_it_leaves_loses_nothing(caplog):
@@ -137,7 +102,8 @@ def test_process_that_is_killed_while_it_leaves_loses_nothing(caplog):
 
 def test_number_stays_where_no_more_processes_can_be_started(monkeypatch, caplog):
     """The log says so, and the others go on."""
-    loader = DataLoader(AUGMENTED, num_workers=auto({"num_cores": 1, "max_threads": 6}))
+    options = {"isolation": "process", "num_workers": auto({"num_cores": 1, "max_threads": 6})}
+    loader = DataLoader(Indices(150), **options)
     batches = iter(loader)
     resize(batches, 1)
 

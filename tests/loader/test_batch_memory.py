@@ -3,7 +3,6 @@
 import gc
 import mmap
 import multiprocessing
-import os
 import weakref
 
 import numpy as np
@@ -12,22 +11,19 @@ import torch
 from _datasets import Made
 from _lazy_device import backends, machine
 from _loader_helpers import ThreadLoader as DataLoader
-from _videos import KINDS, write_video
 from hypothesis import given, settings, strategies as st
 from PIL import Image
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 from torchvision import transforms
 
 from spdl_torch import ImageFolder, PipelineDataset
-from spdl_torch.io import batch_storage, load_clip_batch, uniform_frames
+from spdl_torch.io import batch_storage
 from spdl_torch.io._storage import room_in_batch
 from spdl_torch.io._transfer import transfer
 from spdl_torch.io._transfer.batch_memory import BatchMemory
 from spdl_torch.io._transfer.region import LimitedLocker, PageLocker, Region
 from spdl_torch.io._transfer.slabs import SMALL_BYTES
 from spdl_torch.io._transfer.transfer import Transfer
-from spdl_torch.loader.backends import transfer_stage
-from spdl_torch.loader.backends.processes import processes
 from spdl_torch.loader.backends.processes.shared_memory import Slab
 from spdl_torch.pipeline import PipelineBuilder
 
@@ -91,12 +87,6 @@ def test_batches_that_are_held_never_share_memory(most_pieces, steps):
     assert locker.locked == {}
 
 
-def test_nothing_is_made_where_no_memory_can_be_locked():
-    """It is packed as other tensors are."""
-    memory = BatchMemory(Locker(most_bytes=0), 4)
-    assert [made(memory, [SMALL_BYTES]) for _ in range(2)] == [[None]] * 2
-
-
 def test_piece_is_free_once_its_copy_is_done(backends):
     """For whoever needs one, if the transfer has not looked yet; but not while it is copied."""
     staging = Transfer("cuda", num_slabs=2)
@@ -131,34 +121,21 @@ def folder(tmp_path_factory):
 
 
 def pictures(folder):
-    """Through the batch kernel, as bytes."""
-    steps = transforms.RandomResizedCrop(160), transforms.PILToTensor()
-    return ImageFolder(folder, transforms.Compose(steps))
-
-
-def floats(folder):
     """Through the batch kernel, and what makes normalised floats of its bytes."""
     steps = transforms.ToTensor(), transforms.Normalize([0.5] * 3, [0.2] * 3)
     return ImageFolder(folder, transforms.Compose([transforms.RandomResizedCrop(160), *steps]))
 
 
 class Clips(Dataset):
-    """Clips of a few videos, a batch of them in one call."""
-
-    kinds = ("b-frames", "no b-frames")
-
-    @classmethod
-    def video(cls, number):
-        return write_video(KINDS[cls.kinds[number % 2]])
+    """A batch of clips in one call, in the memory that the loader offers."""
 
     def __len__(self):
         return 12
 
     def __getitems__(self, indices):
-        sources = [self.video(index) for index in indices]
-        size = {"width": 64, "height": 48}
-        clips = load_clip_batch(sources, uniform_frames(3), **size, storage=batch_storage())
-        return list(zip(clips.frames.unbind(), clips.timestamps.unbind(), indices, strict=True))
+        frames = batch_storage().tensor((len(indices), 3, 64, 48, 3))
+        numbers = torch.tensor(indices)
+        return list(zip(frames.copy_(numbers.view(-1, 1, 1, 1, 1)), indices, strict=True))
 
 
 def rows(_):
@@ -170,28 +147,31 @@ def rows(_):
 DATA = {
     "collate": lambda _: Made(frames, 12),
     "kernel": pictures,
-    "floats": floats,
     "clips": lambda _: Clips(),
     "rows": rows,
 }
-WHOLE = ("kernel", "floats", "clips")
+WHOLE = ("kernel", "clips")
 """Those whose batches have one large tensor, which is made as one."""
 
 
-def epoch(dataset, num_workers, device, epochs=2, **options):
-    """Batches of as many epochs, and the sizes in bytes of the tensors that this process packed."""
-    packed, alone = [], transfer.copy_alone
-    options |= {"num_workers": num_workers, "persistent_workers": num_workers > 0}
-    loader = DataLoader(dataset, 4, seed=1, device=device, **options)
+@pytest.fixture
+def packed(monkeypatch):
+    """The sizes in bytes of the tensors that this process has packed."""
+    found, alone = [], transfer.copy_alone
 
     def noting(target, source):
-        packed.append(source.nbytes)
+        found.append(source.nbytes)
         alone(target, source)
 
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(transfer, "copy_alone", noting)
-        batches = [list(loader) for _ in range(epochs)]
-    return batches, packed
+    monkeypatch.setattr(transfer, "copy_alone", noting)
+    return found
+
+
+def epochs(dataset, device=None, *, num_workers, **options):
+    """The batches of two epochs."""
+    options |= {"num_workers": num_workers, "persistent_workers": num_workers > 0}
+    loader = DataLoader(dataset, 4, seed=1, device=device, **options)
+    return [list(loader) for _ in range(2)]
 
 
 def same(one, other):
@@ -203,24 +183,8 @@ def same(one, other):
         )
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return one == other
-
-
-@pytest.mark.parametrize(
-    ("kind", "num_workers"), [*((kind, 2) for kind in DATA), ("collate", 0), ("kernel", 0)]
-)
-def test_large_tensors_are_not_copied_before_the_wire(backends, folder, kind, num_workers):
-    """They leave from where they were made; from the second batch on, that is, as the first one's
-    second tensor finds no room. Values are those without a device."""
-    dataset = DATA[kind](folder)
-    batches, packed = epoch(dataset, num_workers, "cuda")
-    expected, _ = epoch(dataset, num_workers, None)
-    assert same(batches, expected)
-    large = [size for size in packed if size >= SMALL_BYTES]
-    assert len(large) <= (0 if kind in WHOLE else 2 * max(1, num_workers))
-    assert backends[0].copy_sizes
+    is_list = isinstance(one, list | tuple)
+    return all(map(same, one, other)) if is_list else one == other
 
 
 @pytest.fixture
@@ -236,26 +200,27 @@ def copied_by_children(monkeypatch):
     return copied
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="counts in a forked child")
-@pytest.mark.parametrize("kind", [*DATA, "not locked"])
-def test_large_tensors_of_processes_leave_from_where_the_child_made_them(
-    backends, folder, kind, copied_by_children, monkeypatch
+IN_PROCESS = {"num_workers": 1, "isolation": "process", **FORKED}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [(kind, options) for kind in DATA for options in ({"num_workers": 2}, IN_PROCESS)]
+    + [(kind, {"num_workers": 0}) for kind in ("collate", "kernel")],
+)
+def test_large_tensors_are_not_copied_before_the_wire(
+    backends, folder, kind, options, packed, copied_by_children
 ):
-    """In shared memory, which neither the child copies them to, but for the first batch, whose
-    second tensor finds no room; nor the trainer from. Where it may lock no memory it packs every
-    one."""
-    is_locked = kind != "not locked"
-    if not is_locked:
-        monkeypatch.setattr(LimitedLocker, "lock_pages", lambda *_: False)
-    dataset = DATA[kind if is_locked else "collate"](folder)
-    batches, packed = epoch(dataset, 1, "cuda", isolation="process", **FORKED)
-    assert same(batches, epoch(dataset, 1, None)[0])
-    num_packed = sum(size >= SMALL_BYTES for size in packed)
-    num_large = sum(size >= SMALL_BYTES for backend in backends for size in backend.copy_sizes)
-    assert num_large >= 6
-    assert num_packed == (0 if is_locked else num_large)
-    # The first batch's tensors move together; the kernel's batch has only one that is large.
-    assert copied_by_children.value == (0 if kind in WHOLE else 2)
+    """They leave from where they were made: those of a process from shared memory, to which its
+    child has not copied them either. But for a worker's first batch, whose second tensor finds no
+    room. Values are those without a device."""
+    dataset = DATA[kind](folder)
+    assert same(epochs(dataset, "cuda", **options), epochs(dataset, num_workers=0))
+    num_packed, num_first = sum(size >= SMALL_BYTES for size in packed), 2 * (kind not in WHOLE)
+    is_process = options is IN_PROCESS
+    assert num_packed <= (0 if is_process else num_first * max(1, options["num_workers"]))
+    assert copied_by_children.value == num_first * is_process
+    assert sum(size >= SMALL_BYTES for backend in backends for size in backend.copy_sizes) >= 6
 
 
 def test_loop_gets_no_view_of_the_memory_of_a_collate_function_of_its_own(backends, folder):
@@ -276,16 +241,6 @@ def test_memory_is_offered_to_the_thread_that_makes_the_batch_alone(backends, fo
         assert room_in_batch(1 << 20) is None
 
 
-@pytest.fixture
-def one_intra_op_thread():
-    """Without workers the loop's thread makes the batches, with torch's team of threads. Where
-    other programs have the cores, each tensor would wait until all of the team have had a turn."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 class Sizes(Dataset):
     """Tensors of many sizes, two to a sample."""
 
@@ -301,7 +256,7 @@ class Sizes(Dataset):
         return large, large[: 1 << 16]
 
 
-BOUNDS = pytest.mark.parametrize(
+@pytest.mark.parametrize(
     ("most", "options"),
     [
         (2 + 3, {"num_workers": 0}),
@@ -309,10 +264,7 @@ BOUNDS = pytest.mark.parametrize(
         (2 * 2 + 3 + 2, {"num_workers": 2, "isolation": "process", **FORKED}),
     ],
 )
-
-
-@BOUNDS
-def test_all_pinned_memory_of_a_loader_is_bounded(one_intra_op_thread, backends, most, options):
+def test_all_pinned_memory_of_a_loader_is_bounded(backends, most, options):
     """Pieces, slabs, and the shared memory of all processes together: in batches of the largest
     size, three more than can be outstanding, and one for each process; flat over 400 sizes."""
     data = Sizes(400)
@@ -323,27 +275,6 @@ def test_all_pinned_memory_of_a_loader_is_bounded(one_intra_op_thread, backends,
         assert (large[:, ::997] == index % 251).all()
         assert (small[:, ::997] == index % 251).all()
         assert 0 < sum(machine().locked.values()) <= bound
-
-
-@pytest.mark.parametrize("most", [0, 2])
-def test_slabs_of_all_processes_share_one_bound(backends, most, monkeypatch):
-    """Those beyond it are packed; batches are the same, and nothing stays locked."""
-    monkeypatch.setattr(processes, "most_regions", lambda *_: most)
-    monkeypatch.setattr(transfer_stage, "most_regions", lambda *_: most)
-    locked, lock = [], LimitedLocker.lock_pages
-
-    def noting(locker, address, num_bytes):
-        is_locked = lock(locker, address, num_bytes)
-        locked.append(len(locker._permits))
-        return is_locked
-
-    monkeypatch.setattr(LimitedLocker, "lock_pages", noting)
-    data = Sizes(24)
-    options = {"num_workers": 2, "isolation": "process", "prefetch_factor": 4, **FORKED}
-    for index, (large, _) in enumerate(DataLoader(data, 1, device="cuda", **options)):
-        assert (large[:, ::997] == index % 251).all()
-    assert locked
-    assert max(locked) <= max(0, most - 1)
 
 
 def test_region_is_locked_once_there_is_room():
@@ -369,9 +300,7 @@ def test_region_is_locked_once_there_is_room():
 
 def clips_of(numbers):
     """A batch of clips in the memory that the pipeline offers."""
-    sources = [Clips.video(number) for number in numbers]
-    frames = load_clip_batch(sources, uniform_frames(3), width=64, storage=batch_storage()).frames
-    return {"frames": frames, "numbers": torch.tensor(numbers)}
+    return batch_storage().tensor((len(numbers), 3, 64, 48, 3)).fill_(numbers[0])
 
 
 def frames_of(number):
@@ -388,15 +317,8 @@ PIPELINES = {
 
 
 @pytest.mark.parametrize("kind", PIPELINES)
-def test_batches_of_a_pipeline_are_not_copied_before_the_wire(backends, kind, monkeypatch):
+def test_batches_of_a_pipeline_are_not_copied_before_the_wire(backends, kind, packed):
     """As those of a loader; values and names of stages are those without a device."""
-    packed, alone = [], transfer.copy_alone
-
-    def noting(target, source):
-        packed.append(source.nbytes)
-        alone(target, source)
-
-    monkeypatch.setattr(transfer, "copy_alone", noting)
     builder = PIPELINES[kind]().add_sink(2)
     datasets = PipelineDataset(builder, device="cuda"), PipelineDataset(builder)
     assert same(*map(list, datasets))

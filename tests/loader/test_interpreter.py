@@ -8,16 +8,16 @@ import os
 import signal
 import sys
 import threading
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 
 import pytest
 from _forks import found_in_fork
+from _gates import in_thread, result_of
 
 from spdl_torch import DataLoader
 from spdl_torch.late_imports import collected_later
 from spdl_torch.loader.backends.processes.signals import handlers_deferred
-from spdl_torch.machine.garbage import Collections
 from spdl_torch.machine.probes import start_probing, stop_probing
 from spdl_torch.observe import recording, recording_gc, tracing
 
@@ -38,26 +38,19 @@ class SignalAtStart:
     stop = None
 
 
-@contextmanager
-def ctrl_c_in_the_next_collection():
-    callback = partial(getattr, SignalAtStart())
-    gc.callbacks.insert(0, callback)
-    try:
-        yield
-    finally:
-        gc.callbacks.remove(callback)
-
-
 def is_heard(monkeypatch):
     """Whether Ctrl-C in a collection is raised, and not swallowed."""
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    callback = partial(getattr, SignalAtStart())
+    gc.callbacks.insert(0, callback)
     try:
-        with ctrl_c_in_the_next_collection():
-            gc.collect()
+        gc.collect()
         for _ in range(100):
             pass
     except KeyboardInterrupt:
         return True
+    finally:
+        gc.callbacks.remove(callback)
     return False
 
 
@@ -73,9 +66,8 @@ def probing():
 
 @contextmanager
 def loading():
-    iterator = iter(DataLoader(list(range(100)), num_workers=2, isolation="thread"))
-    next(iterator)
-    yield
+    next(iterator := iter(DataLoader(list(range(100)), num_workers=2, isolation="thread")))
+    yield iterator
 
 
 @pytest.mark.parametrize(
@@ -96,82 +88,21 @@ def test_ctrl_c_in_a_collection_is_heard(observed, tmp_path, monkeypatch):
         assert is_heard(monkeypatch)
 
 
-def test_runs_are_noted_once_with_what_python_says_of_them():
-    """As a callback of Python's is told, and as long as they last."""
-    told = []
-    note = lambda phase, info: told.append((phase, dict(info)))  # noqa: E731
-    collections = Collections()
-    gc.disable()
-    gc.callbacks.append(note)
-    collections.begin()
-    collections.begin()
-    try:
-        for generation in (0, 1, 2, 1):
-            gc.collect(generation)
-    finally:
-        collections.end()
-        gc.callbacks.remove(note)
-        gc.enable()
-    found = collections.taken()
-    assert [each.info for each in found] == [info for phase, info in told if phase == "stop"]
-    assert all(each.began_ns <= each.ended_ns for each in found)
-    assert [a.ended_ns <= b.began_ns for a, b in itertools.pairwise(found)] == [True] * 3
-    assert collections.taken() == []
-    gc.collect()
-    assert collections.taken() == []
-    assert not collections.is_noting
-
-
-@pytest.mark.parametrize("lost", ["_began", "_ended", "_infos"])
-def test_runs_after_a_loss_are_whole(lost):
-    """Ctrl-C may come in the middle of taking one."""
-    collections = Collections()
-    gc.disable()
-    try:
-        collections.begin()
-        gc.collect(0)
-        getattr(collections, lost).popleft()
-        for _ in range(3):
-            collections.taken()
-        gc.collect(1)
-        (found,) = [each for _ in range(3) for each in collections.taken()]
-    finally:
-        collections.end()
-        gc.enable()
-    assert found.info["generation"] == 1
-    assert found.began_ns <= found.ended_ns
-
-
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def collector():
-    """It is on before each test, and afterwards as it was."""
+    """It is on before the test, and afterwards as it was."""
     was_on = gc.isenabled()
     gc.enable()
     yield
     (gc.enable if was_on else gc.disable)()
 
 
+@pytest.mark.usefixtures("collector")
 @pytest.mark.parametrize("is_on", [True, False])
-def test_collector_is_afterwards_as_it_was(is_on):
-    """After an error, and after a block within a block, too; a program that switched it off keeps
-    it off."""
-
-    def fail_in_block_within_block():
-        with collected_later():
-            with collected_later():
-                assert not gc.isenabled()
-            assert not gc.isenabled()
-            raise ImportError("no such module")
-
-    (gc.enable if is_on else gc.disable)()
-    with pytest.raises(ImportError, match="no such module"):
-        fail_in_block_within_block()
-    assert gc.isenabled() is is_on
-
-
 @pytest.mark.parametrize("ends_first", [True, False])
-def test_collector_is_on_after_the_blocks_of_several_threads(ends_first):
-    """Whichever began first, and whichever ends first."""
+def test_collector_is_afterwards_as_it_was(is_on, ends_first):
+    """After an error, after a block within a block, and after those of several threads, whichever
+    begins and ends first; a program that switched it off keeps it off."""
     inside, may_end = threading.Event(), threading.Event()
 
     def import_until():
@@ -179,19 +110,23 @@ def test_collector_is_on_after_the_blocks_of_several_threads(ends_first):
             inside.set()
             may_end.wait()
 
-    thread = threading.Thread(target=import_until)
-    thread.start()
+    (gc.enable if is_on else gc.disable)()
+    importing, found = in_thread(import_until), []
     inside.wait()
-    with collected_later():
-        assert not gc.isenabled()
+    with suppress(ImportError), collected_later():
+        with collected_later():
+            found.append(gc.isenabled())
         if ends_first:
             may_end.set()
-            thread.join()
+            result_of(importing)
+        raise ImportError("no such module")
     may_end.set()
-    thread.join()
-    assert gc.isenabled()
+    result_of(importing)
+    assert found == [False]
+    assert gc.isenabled() is is_on
 
 
+@pytest.mark.usefixtures("collector")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_child_that_is_forked_meanwhile_collects():
     """Nobody in it would switch the collector on: before, in and after a block of its own."""
@@ -241,22 +176,18 @@ def test_handlers_run_after_the_block(heard):
         heard.clear()
 
 
-@pytest.mark.parametrize("error", [None, ZeroDivisionError()])
-def test_ctrl_c_is_raised_after_the_block(error):
-    """By Python's own handler, and what the block was to do is done."""
-    before, done = handlers(), []
+def test_ctrl_c_is_raised_after_the_block():
+    """By Python's own handler, and what the block was to do is done, or its error is told, too."""
+    before, error = handlers(), ZeroDivisionError()
 
     def interrupted():
         with handlers_deferred():
             signal.raise_signal(signal.SIGINT)
-            done.append(True)
-            if error is not None:
-                raise error
+            raise error
 
     with pytest.raises(KeyboardInterrupt, match=r"^$") as info:
         interrupted()
     assert info.value.__context__ is error
-    assert done == [True]
     assert handlers() == before
 
 

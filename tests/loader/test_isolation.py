@@ -13,25 +13,26 @@ import pytest
 import torch
 import torch.utils.data
 from _datasets import Made
-from _gates import PATIENCE_SECONDS, num_fds, until
+from _gates import in_thread, num_fds, result_of, until
 from _inside import num_ready
 from _isolated import bits, epochs_of, isolated, nothing_left, num_mapped_slabs, served
 from _isolation_data import (
     Coded,
     Contents,
+    Counting,
     Crashing,
     Holder,
     Images,
-    Layouts,
     Unreadable,
     as_list,
     settings,
 )
 from _lazy_device import backends
-from _loader_helpers import assert_threads_end, torch_loader
+from _loader_helpers import torch_loader
 from _readings import shown
 from torch.utils.data import Dataset, Subset, get_worker_info
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+from torchvision import tv_tensors
 
 from spdl_torch import DataLoader
 from spdl_torch.errors import UnsupportedOptionError
@@ -94,15 +95,10 @@ def test_batch_is_the_loops_own():
     assert not num_mapped_slabs()
 
 
-def test_descriptors_and_slabs_are_flat_over_epochs():
-    """Nothing is left of the children; persistent ones need no more with each epoch."""
-    list(isolated(Images(), 4))
-    assert_threads_end()
-    before = num_fds()
-    for _ in range(2):
-        list(isolated(Images(), 4))
-        assert_threads_end()
-    assert num_fds() == before
+def test_descriptors_and_slabs_are_flat_over_epochs(monkeypatch):
+    """Persistent children need no more with each; and those of a closed loader are freed, though
+    its iterator is kept, and what a thread has unpacked ahead of the loop."""
+    monkeypatch.setattr("spdl_torch.loader.backends.processes.hearing._MOST_UNPACKING_NS", 0)
     loader = isolated(Images(), 4, persistent_workers=True)
     list(loader)
     without_slabs = num_fds() - num_mapped_slabs()
@@ -110,23 +106,9 @@ def test_descriptors_and_slabs_are_flat_over_epochs():
         list(loader)
     assert num_fds() - num_mapped_slabs() == without_slabs
     assert num_mapped_slabs() <= 2 * (4 + 2)  # of each child that once made all that is under way
-    batches = iter(loader)
-    next(batches)
-    loader.close()  # though the iterator is kept
-    assert not num_mapped_slabs()
-    del batches
-
-
-def test_closed_loader_frees_what_its_thread_has_unpacked(monkeypatch):
-    """Where batches take long to be unpacked, a thread does so, ahead of the loop."""
-    monkeypatch.setattr("spdl_torch.loader.backends.processes.hearing._MOST_UNPACKING_NS", 0)
-    loader = isolated(Images(), 4, persistent_workers=True)
-    for _ in range(3):
-        list(loader)
-    batches = iter(loader)
-    next(batches)
+    next(batches := iter(loader))
     until(lambda: num_ready(batches))
-    loader.close()  # though the iterator is kept
+    loader.close()
     assert not num_mapped_slabs()
 
 
@@ -141,59 +123,29 @@ def test_epoch_that_was_left_does_not_reach_the_next_one():
     assert num_mapped_slabs() <= 4 * 4  # under way in two epochs, on both sides
 
 
-def test_batch_that_comes_in_the_next_epoch_gives_its_slab_back():
-    """It was under way when its own was left."""
-    turns = multiprocessing.get_context("fork").Semaphore(0)
-
-    def sample(index):
-        """The first needs not wait for its turn."""
-        assert index == 0 or turns.acquire(timeout=PATIENCE_SECONDS)
-        return torch.zeros(20_000)
-
-    loader = isolated(Made(sample, 3), None, num_workers=1, persistent_workers=True)
-    for _ in range(12):
-        batches = iter(loader)
-        turns.release()  # for what the epoch before has begun
-        next(batches)
-    turns.release()
-    assert num_mapped_slabs() <= 4
-
-
 def test_device_stage_moves_what_has_arrived(backends):
-    """In the trainer: same batches, errors in their places, epoch after epoch; then death."""
-    options = {"seed": 4, "device": "cuda", "persistent_workers": True}
-    loader = isolated(Made(image_or_error, 12), 4, **options)
-    for _ in range(2):
-        batches = iter(loader)
-        assert next(batches)["index"].tolist() == [0, 1, 2, 3]
-        with pytest.raises(Coded, match="5"):
-            next(batches)
-        assert next(batches)["index"].tolist() == [8, 9, 10, 11]
-        assert next(batches, None) is None
-    assert [stage.name for stage in loader.snapshot().stages] == ["fetch", "collate", "transfer"]
-    found = epochs_of(isolated(Images(), 4, **options))
-    assert found == epochs_of(DataLoader(Images(), 4, seed=4))
-    batches = iter(isolated(Crashing("exit"), 1, num_workers=1, device="cuda"))
-    with pytest.raises(RuntimeError, match="ended by itself with exit code 3"):
-        list(batches)
-
-
-def test_error_keeps_its_type_its_notes_and_its_cause():
-    """And the child's traceback, as a note; then the epoch goes on."""
-    batches = iter(isolated(Made(image_or_error, 12), 4))
+    """In the trainer: errors are in their places, and the death of a child is one."""
+    batches = iter(isolated(Made(image_or_error, 12), 4, seed=4, device="cuda"))
     assert next(batches)["index"].tolist() == [0, 1, 2, 3]
-    with pytest.raises(Coded, match=r"\(5, 'here'\)") as caught:
+    with pytest.raises(Coded, match="5"):
         next(batches)
-    assert caught.value.code == 5
+    assert next(batches)["index"].tolist() == [8, 9, 10, 11]
+    with pytest.raises(RuntimeError, match="ended by itself with exit code 3"):
+        list(isolated(Crashing("exit"), 1, num_workers=1, device="cuda"))
+
+
+def test_error_has_the_childs_traceback_as_a_note():
+    """Without the loader's own frames; and the thread and the sample, as from threads."""
+    with pytest.raises(Coded, match=r"\(5, 'here'\)") as caught:
+        list(isolated(Made(image_or_error, 12), 4))
+    assert isinstance(caught.value.__cause__, KeyError)
     notes = "\n".join(caught.value.__notes__)
     assert "in the dataset (spdl-worker-" in notes
     assert "sample index 5" in notes
     heading, first, *_ = caught.value.__notes__[-1].splitlines()
     assert heading.startswith("raised in the worker process (pid")
-    assert "_datasets.py" in first, "none of the loader's own frames"
+    assert "_datasets.py" in first
     assert 'raise Coded(index, "here")' in notes
-    assert isinstance(caught.value.__cause__, KeyError)
-    assert next(batches)["index"].tolist() == [8, 9, 10, 11]
 
 
 @pytest.mark.parametrize(
@@ -210,13 +162,9 @@ def test_unpicklable_part_is_named(dataset, path):
     with pytest.raises(pickle.PicklingError, match=rf"{path}.*\"fork\".*neither pickles anything"):
         iter(served(dataset))
     assert len(list(isolated(dataset))) == len(dataset)
-
-
-@pytest.mark.parametrize("name", ["collate_fn", "worker_init_fn"])
-def test_unpicklable_function_is_named(name):
-    """It is looked at, too."""
-    with pytest.raises(pickle.PicklingError, match=f"but {name} cannot be pickled"):
-        iter(served(Images(), **{name: lambda _: None}))
+    for name in ("collate_fn", "worker_init_fn"):
+        with pytest.raises(pickle.PicklingError, match=f"but {name} cannot be pickled"):
+            iter(served(Images(), **{name: lambda _: None}))
 
 
 def test_dataset_that_the_child_cannot_open_is_an_error():
@@ -250,12 +198,13 @@ def test_settings_are_the_trainers(monkeypatch, tmp_path, make):
 
 
 def test_shared_values_of_multiprocessing_pass():
-    """As they do to torch's workers: they are pickled while the process is started."""
+    """As they do to torch's workers: they are pickled while the process is started, and stay
+    shared."""
     context = multiprocessing.get_context("forkserver")
-    counter = context.Value("i", 7)
-    shared = torch.zeros(3).share_memory_()
-    loader = isolated(Holder(counter=counter, shared=shared), 2, multiprocessing_context=context)
+    counter, shared = context.Value("i", 7), torch.zeros(3).share_memory_()
+    loader = isolated(Counting(counter, shared), 2, multiprocessing_context=context)
     assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
+    assert (counter.value, shared.tolist()) == (11, [1.0] * 3)
 
 
 def test_log_of_the_child_is_the_trainers(caplog):
@@ -301,12 +250,7 @@ class Introspective(Dataset):
     def __getitem__(self, index):
         before = signal.signal(signal.SIGALRM, signal.SIG_IGN)  # only a main thread may
         signal.signal(signal.SIGALRM, before)
-        found = []
-        thread = threading.Thread(target=lambda: found.append(self.about()))
-        thread.start()
-        thread.join()
-        is_main = threading.current_thread() is threading.main_thread()
-        return is_main, os.getppid(), self.about(), *found
+        return os.getppid(), self.about(), result_of(in_thread(self.about))
 
     def about(self):
         info = get_worker_info()
@@ -316,16 +260,15 @@ class Introspective(Dataset):
 def test_worker_finds_what_torchs_worker_finds():
     """It is the main thread of a child of the trainer, with torch's worker info and seed; so it is
     for a thread that the dataset starts."""
-    found = []
-    for make, options in ((DataLoader, {"rng": "worker"}), (torch_loader, {})):
-        generator = torch.Generator().manual_seed(4)
-        loader = make(
-            Introspective(), num_workers=2, generator=generator, collate_fn=as_list, **options
+    ours, theirs = (
+        list(loader)
+        for loader in (
+            make(Introspective(), None, num_workers=2, generator=torch.Generator(), **options)
+            for make, options in ((DataLoader, {"rng": "worker"}), (torch_loader, {}))
         )
-        found.append([sample for batch in loader for sample in batch])
-    ours, theirs = found
+    )
     assert ours == theirs
-    assert {sample[:2] for sample in ours} == {(True, os.getpid())}
+    assert {parent for parent, *_ in ours} == {os.getpid()}
 
 
 LARGE = 100_000  # indices, about 0.5 MB; the pipe takes 0.2 MB
@@ -358,88 +301,108 @@ def targets(index):
 def test_batches_that_take_long_to_unpack_are_received_by_a_thread(persistent):
     """From the second epoch on, so that a loop that waits for its device need not do it."""
     loader = isolated(Made(targets, 240), 30, collate_fn=as_list, persistent_workers=persistent)
-    found, has_thread = [], []
-    for _ in range(3):
-        epoch = []
-        for batch in loader:
-            epoch.append(bits(batch))
-            has_thread.append("spdl-receive" in {each.name for each in threading.enumerate()})
-        found.append(epoch)
     expected = list(map(bits, DataLoader(Made(targets, 240), 30, collate_fn=as_list)))
-    assert found == [expected] * 3
-    assert has_thread == [False] * 8 + [True] * 16
-
-
-MIB = 1 << 20
-
-
-def loader_of(dataset, kind=DataLoader, **options):
-    options = {"num_workers": 2, "collate_fn": as_list, **options}
-    return kind(dataset, multiprocessing_context="forkserver", **options)
+    for number in range(3):
+        batches = iter(loader)
+        found = [bits(next(batches))]
+        has_thread = any(each.name == "spdl-receive" for each in threading.enumerate())
+        assert found + list(map(bits, batches)) == expected
+        assert has_thread == (number > 0)
 
 
 class Tagged(np.ndarray):
     """A subclass, which pickle handles by itself."""
 
 
-def contents(folder):
-    """Large and small arrays and tensors of every form, and some that are one."""
-    array = np.arange(MIB // 2, dtype=np.float32).reshape(512, 1024)
-    tensor = torch.arange(MIB // 2).reshape(1024, 512)
-    read_only, small_read_only = array.copy(), array[0, :8].copy()
-    read_only.flags.writeable = small_read_only.flags.writeable = False
-    dates = np.zeros(MIB, dtype="datetime64[s]")
-    records = np.zeros(MIB, dtype=[("a", "i4"), ("b", "f8")])
+MIB = 1 << 20
+
+
+def values(folder):
+    """Large and small tensors and arrays of every form."""
+    big, array = torch.rand(4, 3, 100, 100), np.arange(MIB // 2, dtype=np.float32).reshape(512, -1)
     memory_map = np.memmap(folder / "map", np.uint8, "w+", shape=2 * MIB)
     memory_map[-3:] = 7
+    dense = torch.arange(36.0).reshape(6, 6)
+    read_only = {
+        "small": np.frombuffer(bytes(range(12)), np.uint8),
+        "large": np.frombuffer(bytes(400_000), np.float32),
+        "transposed": np.frombuffer(bytes(range(48)), np.int32).reshape(3, 4).T,
+        "steps": np.frombuffer(bytes(400_000), np.int16).reshape(2, -1)[:, ::3],
+        "moments": np.frombuffer(bytes(range(64)), "M8[ns]"),
+        "fields": np.frombuffer(bytes(range(24)), [("a", "<i4"), ("b", "<f4")]),
+        "broadcast": np.broadcast_to(np.arange(3), (4, 3)),
+    }
     return {
+        "contiguous": big,
+        "channels last": big.to(memory_format=torch.channels_last),
+        "with holes": big[:, :, ::2],
+        "transposed": torch.rand(200, 200).t(),
+        "expanded": torch.tensor(3.0).expand(300, 300),
+        "expanded rows": torch.rand(300, 1, 300).expand(300, 5, 300),
+        "part of a larger one": torch.rand(3, 300, 300)[1],
+        "empty": torch.zeros(0, 3),
+        "scalar": torch.tensor(7),
+        "bfloat16": torch.ones(MIB, dtype=torch.bfloat16),
+        "bool": torch.rand(300, 300) > 0.5,
+        "complex, conjugated": torch.rand(300, 300, dtype=torch.complex64).conj(),
+        "needs gradients": torch.rand(300, 300, requires_grad=True),
+        "parameter": torch.nn.Parameter(torch.rand(300, 300)),
+        "subclass": tv_tensors.Image(torch.randint(0, 255, (3, 300, 300), dtype=torch.uint8)),
+        "sparse": torch.eye(300).to_sparse(),
+        "sparse, of nothing": torch.zeros(3).to_sparse(),
+        "sparse, not coalesced": torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (3,)),
+        **{f"sparse {name}": getattr(dense, f"to_sparse_{name}")() for name in ("csr", "csc")},
+        **{
+            f"sparse {name}": getattr(dense, f"to_sparse_{name}")((2, 3)) for name in ("bsr", "bsc")
+        },
         "array": array,
-        "array_again": array,
-        "view": array[1:],
-        "fortran": np.asfortranarray(array),
-        "strided": array[:, ::2],
-        "reversed": array[::-1],
-        "read_only": read_only,
-        "small_read_only": small_read_only,
-        "dates": dates,
-        "records": records,
-        "tagged": array.view(Tagged),
-        "memory_map": memory_map,
-        "tensor": tensor,
-        "tensor_again": tensor,
-        "tensor_view": tensor[1:],
-        "transposed": tensor.t(),
-        "expanded": torch.ones(1, 1024).expand(1024, 1024),
-        "half": torch.ones(MIB, dtype=torch.bfloat16),
-        "of_array": torch.from_numpy(array.copy()),
-        "small": torch.arange(4),
+        "array, Fortran's": np.asfortranarray(array),
+        "array, reversed": array[::-1],
+        "array of moments": np.zeros(MIB, dtype="datetime64[s]"),
+        "array, subclass": array.view(Tagged),
+        "memory map": memory_map,
+        **{f"read-only, {name}": array for name, array in read_only.items()},
     }
 
 
-def test_contents_are_those_of_torchs_workers(tmp_path):
-    """Types, forms, values, whether they can be written, and which are one."""
-    dataset = Contents(**contents(tmp_path))
-    ours = list(loader_of(dataset, num_workers=1))
-    theirs = list(loader_of(dataset, torch.utils.data.DataLoader, num_workers=1))
-    for mine, expected in zip(ours[0][0], theirs[0][0], strict=True):
-        assert mine == expected
+def facts_of(value, name):
+    """What is to be the same as from torch's worker; holes need not be sent."""
+    if isinstance(value, np.ndarray):
+        order = value.flags.c_contiguous, value.flags.f_contiguous, value.flags.writeable
+        return type(value), value.dtype, value.shape, order, value.tobytes()
+    is_sparse = value.layout is not torch.strided
+    layout = value.layout, value.is_sparse and value.is_coalesced()
+    strides = None if is_sparse or name == "with holes" else value.stride()
+    dense = value.detach().to_dense().resolve_conj().as_subclass(torch.Tensor)
+    content = dense.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    return type(value), value.dtype, value.shape, value.requires_grad, layout, strides, content
 
 
-@pytest.mark.filterwarnings("ignore:Sparse CS. tensor support", "ignore:Sparse invariant checks")
-def test_sparse_tensors_are_those_of_torchs_workers():
-    """Of every layout, small and large."""
-    dense = torch.arange(36.0).reshape(6, 6)
-    dataset = Layouts(
-        coo=dense.to_sparse(),
-        coo_of_nothing=torch.zeros(3).to_sparse(),
-        not_coalesced=torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (3,)),
-        large=torch.ones(MIB // 8).to_sparse(),
-        csr=dense.to_sparse_csr(),
-        csc=dense.to_sparse_csc(),
-        bsr=dense.to_sparse_bsr((2, 3)),
-        bsc=dense.to_sparse_bsc((2, 3)),
-        strided=dense,
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_values_come_as_from_torchs_workers(tmp_path):
+    """On their way to a worker, in its dataset, and on their way back, in a batch: types, forms,
+    values, and whether they can be written. Nothing is left for ``torch.load`` to check."""
+    given = values(tmp_path)
+    options = {"num_workers": 1, "multiprocessing_context": "forkserver", "collate_fn": as_list}
+    ours, theirs = (
+        {name: facts_of(value, name) for name, value in zip(given, loader, strict=True)}
+        for loader in (
+            make([*given.values()], None, **options) for make in (isolated, torch_loader)
+        )
     )
-    (expected,) = loader_of(dataset, torch.utils.data.DataLoader, num_workers=1)
-    (found,) = loader_of(dataset, num_workers=1)
-    assert found == expected == [dataset[0]]
+    assert [name for name in given if ours[name] != theirs[name]] == []
+    assert not getattr(torch._utils, "_sparse_tensors_to_validate", [])
+
+
+def test_what_is_one_in_the_trainers_dataset_is_one_in_the_workers():
+    """Objects; and the memory of tensors, where it is large, as with torch."""
+    array, tensor = np.zeros(MIB), torch.zeros(MIB // 2)
+    dataset = Contents(
+        *(array, array, tensor, tensor, tensor[1:], tensor.reshape(2, -1).t(), torch.ones(3))
+    )
+    (ours,), (theirs,) = (
+        list(make(dataset, None, num_workers=1, multiprocessing_context="forkserver"))
+        for make in (isolated, torch_loader)
+    )
+    assert ours == theirs
+    assert ours == [[0, 1], [2, 3], [2, 4], [2, 5], [3, 4], [3, 5], [4, 5]]

@@ -1,40 +1,29 @@
 """However a worker process, its trainer or its loop ends: it is reported, and nothing is left."""
 
-import gc
 import itertools
 import multiprocessing
 import os
 import signal
 import textwrap
-from multiprocessing import util
 
 import _spawned
 import _warm
 import psutil
 import pytest
 from _at_call import AtCall
-from _datasets import Drawing
 from _folders import HELPERS
-from _forks import found_in_fork
 from _gates import is_running, shared_memory_of, until
 from _inside import children_of, doing_in, pids_of
-from _isolated import isolated, nothing_left, served
+from _isolated import isolated, nothing_left
 from _isolation_data import Images, Noting, Waiting
 from _loader_helpers import PATIENCE_SECONDS
 from torch.utils.data import DataLoader as TorchLoader
 
-from spdl_torch import DataLoader
 from spdl_torch.loader.backends.processes import worker_process
 
 __all__ = ["nothing_left"]
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="sends signals")
-
-
-def test_child_does_not_collect_what_it_shares_with_its_server():
-    """It would copy the memory."""
-    (num_frozen,) = served(Drawing(gc.get_freeze_count, 1), num_workers=1)
-    assert num_frozen.item() > 100_000
 
 
 METHODS_AND_ENDS = [
@@ -69,29 +58,15 @@ def test_worker_lets_the_dataset_end_as_torchs_does(method, how, tmp_path):
     assert found[0] == found[1]
 
 
-@pytest.fixture
-def held_child(tmp_path):
-    """Three children, one of which is at sample 4, and will not get past it: an iterator that has
-    handed out the batches before, and that child's pid."""
-    os.mkfifo(tmp_path / "held")
-    dataset, begun = Waiting(tmp_path / "held", held=4), []
-
-    def begin(**options):
-        loader = isolated(dataset, 1, num_workers=3, **options)
-        batches = iter(loader)
-        begun.append(int((tmp_path / "held").read_text(encoding="utf-8")))
-        received = [next(batches) for _ in range(4)]
-        assert len(received) == 4
-        return batches, begun[0]
-
-    yield begin
-    os.kill(begun[0], signal.SIGKILL)
-
-
-def test_child_that_does_not_answer_hides_no_other(held_child, monkeypatch):
+def test_child_that_does_not_answer_hides_no_other(tmp_path, monkeypatch):
     """A wait for any batch logs what all children do; a profile has the rows of each."""
     monkeypatch.setattr(worker_process, "_ASK_SECONDS", 0.5)
-    batches, pid = held_child(in_order=False)
+    os.mkfifo(tmp_path / "held")
+    loader = isolated(Waiting(tmp_path / "held", held=4), 1, num_workers=3, in_order=False)
+    batches = iter(loader)
+    pid = int((tmp_path / "held").read_text(encoding="utf-8"))
+    for _ in range(4):
+        next(batches)
     until(lambda: doing_in(batches).count("None of its threads is at work") == 2)
     text = doing_in(batches)
     assert text.startswith("Waiting for any batch. ")
@@ -104,25 +79,11 @@ def test_child_that_does_not_answer_hides_no_other(held_child, monkeypatch):
         timeline = batches.stats().recorder.timeline()
     finally:
         os.kill(other, signal.SIGCONT)
+        os.kill(pid, signal.SIGKILL)
     assert f"The worker process (pid {other}) is being started, or did not answer" in text
     assert "sample index 4" in text
     rows = {row.replica for row in timeline.rows if row.stage == "worker process"}
     assert rows == set(children_of(batches))
-
-
-@pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_forked_process_leaves_the_workers_alone(isolation):
-    """They are the parent's: at the fork's end multiprocessing would end them. An iterator there
-    says what it lacks, and a new one works."""
-    loader = DataLoader(Images(), 4, num_workers=2, isolation=isolation)
-    batches = iter(loader)
-    next(batches)
-    assert found_in_fork(util._exit_function) is None
-    found = found_in_fork(lambda: next(batches))
-    ended = "PipelineStopped: DataLoader: its workers did not follow into a forked process"
-    assert found.startswith(ended)
-    assert found_in_fork(lambda: len(list(loader))) == 6
-    assert len(list(batches)) == 5
 
 
 PROGRAM = """
@@ -145,40 +106,55 @@ PROGRAM = """
         main()
 """
 
+AT_THE_START = """
+        from spdl_torch.loader.backends.processes import worker_process as line
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
+        start_child = line.start_child
+        def start_and_die(*arguments):
+            start_child(*arguments)
+            os.killpg(0, signal.SIGHUP); threading.Event().wait()
+        line.start_child = start_and_die
+        iter(DataLoader(Images(8), num_workers=1, isolation="process"))
+"""
+STUCK = "open({path!r}).close(); "
 ENDS = {
-    "exit": ("globals().update(kept=(batches, first))", 0),
-    "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+    "exit, stuck": (STUCK + "globals().update(kept=(batches, first))", 0),
+    "SIGKILL, stuck": (STUCK + "os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+    "SIGTERM": ("os.killpg(0, signal.SIGTERM); threading.Event().wait()", -signal.SIGTERM),
+    "SIGHUP at the start": (AT_THE_START.strip(), -signal.SIGHUP),
 }
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_nothing_is_left_when_a_sample_never_comes(how, tmp_path):
-    """A sample that waits for ever does not keep the child alive: it is ended all the same."""
-    code, expected = ENDS[how]
+def test_nothing_is_left_however_the_program_ends(how, tmp_path):
+    """Neither a process of its session, nor a name in /dev/shm, nor a word on stderr. A sample that
+    waits for ever keeps no child alive; a trainer without a handler ends at once when its group
+    gets a signal, and its children when they miss it."""
+    end, expected = ENDS[how]
     path = str(tmp_path / "held")
     os.mkfifo(path)
-    end = f"open({path!r}).close(); {code}"
-    assert_program_ends(tmp_path, f"Waiting({path!r}, held=3)", end, expected)
-
-
-def assert_program_ends(tmp_path, dataset, end, expected):
-    """Run it in a session of its own: it leaves neither a process, nor a name in /dev/shm, nor a
-    word on stderr."""
+    dataset = f"Waiting({path!r}, held=3)" if "stuck" in how else "Images(1000)"
     file = tmp_path / "program.py"
-    source = PROGRAM.format(tests=str(HELPERS), dataset=dataset, end=end)
-    file.write_text(textwrap.dedent(source), encoding="utf-8")
+    parts = {"tests": str(HELPERS), "dataset": dataset, "end": end.replace("{path!r}", repr(path))}
+    file.write_text(textwrap.dedent(PROGRAM.format(**parts)), encoding="utf-8")
     with _warm.start([file], start_new_session=True, ends_whole=True) as program:
-        try:
-            stdout, stderr = program.communicate(timeout=5 * PATIENCE_SECONDS)
-            pids = [int(pid) for pid in stdout.split()[1:]]
-            assert pids, stderr
-            until(lambda: not any(map(is_running, pids)))
-            until(lambda: not session_of(program.pid))
-        finally:
-            for process in session_of(program.pid):
-                process.kill()
+        stdout, stderr = outcome_of_session(program)
     assert (program.returncode, stderr) == (expected, "")
+    pids = [int(pid) for pid in stdout.split()[1:]]
+    assert pids
+    until(lambda: not any(map(is_running, pids)))
     assert not shared_memory_of(program.pid, *pids)
+
+
+def outcome_of_session(program):
+    """What the leader of a session writes until it ends, and after it the last of its children."""
+    try:
+        output = program.communicate(timeout=5 * PATIENCE_SECONDS)
+        until(lambda: not session_of(program.pid))
+    finally:
+        for process in session_of(program.pid):
+            process.kill()
+    return output
 
 
 def session_of(leader):
@@ -217,33 +193,26 @@ def test_script_without_a_main_guard_says_so(tmp_path, method, sample):
     assert 'if __name__ == "__main__"' in done.stderr.splitlines()[-1]
 
 
-def roles_seen_by_a_handler(place):
-    """Whose rows the profile has that a handler asks for, which interrupts the loop's thread at
-    that place of a batch's way to it; None = the way is shorter."""
-    loader = isolated(Images(12), 1, num_workers=2)
-    batches = iter(loader)
-    for _ in range(2):  # one of each worker, which is up then
-        next(batches)
+@pytest.mark.parametrize("step", [29, pytest.param(1, marks=pytest.mark.long)])
+def test_profile_in_a_signal_handler_has_all_rows(step):
+    """Wherever the loop's thread is on a batch's way to it, and whatever it holds: workers answer
+    whoever asks. The short form looks at every 29th place."""
     profiles = []
     before = signal.signal(signal.SIGUSR1, lambda *_: profiles.append(loader.profile()))
     try:
-        with AtCall(place, signal.SIGUSR1):
-            for _ in batches:
+        for place in itertools.count(1, step):
+            loader = isolated(Images(12), 1, num_workers=2)
+            batches = iter(loader)
+            for _ in range(2):  # one of each worker, which is up then
+                next(batches)
+            with AtCall(place, signal.SIGUSR1):
+                for _ in batches:
+                    break
+            assert len(list(batches)) == 9
+            if not profiles:
                 break
+            stages = [row.stage for row in profiles.pop().timelines[0].rows]
+            assert sorted(stages) == ["training", "worker process", "worker process"], place
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert len(list(batches)) == 9
-    return [(row.stage, row.replica) for p in profiles for row in p.timelines[0].rows] or None
-
-
-@pytest.mark.parametrize("step", [29, pytest.param(1, marks=pytest.mark.long)])
-def test_profile_in_a_signal_handler_has_all_rows(step):
-    """Wherever the loop's thread is, and whatever it holds: workers answer whoever asks. The short
-    form looks at every 29th place."""
-    for place in itertools.count(1, step):
-        found = roles_seen_by_a_handler(place)
-        if found is None:
-            break
-        stages = [stage for stage, _ in found]
-        assert sorted(stages) == ["training", "worker process", "worker process"], place
     assert place > 40

@@ -8,11 +8,13 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager
+from multiprocessing import util
 
 import pytest
 import torch
-from _datasets import Indices, Made
+from _datasets import GatedData, Indices, Made
 from _forks import fork, found_in_fork, outcome
+from _gates import in_thread, result_of
 from _isolated import bits, isolated, nothing_left, num_mapped_slabs, served
 from _isolation_data import Images
 from _loader_helpers import PATIENCE_SECONDS, ThreadLoader as DataLoader, torch_loader
@@ -31,8 +33,8 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 
 @contextmanager
 def forked(function):
-    """A forked process that calls ``function`` on request; yields the request, and
-    returns its result, or the error as text."""
+    """A forked process that calls ``function`` on request; yields the request, which returns its
+    result, or the error as text."""
     ours, theirs = multiprocessing.Pipe()
 
     def answer():
@@ -40,38 +42,28 @@ def forked(function):
         assert theirs.poll(PATIENCE_SECONDS)
         theirs.send(outcome(function))
 
-    pid = fork(answer)
-
     def result():
         ours.send("go")
         assert ours.poll(PATIENCE_SECONDS)
         return ours.recv()
 
-    try:
+    pid = fork(answer)
+    with ours, theirs:
         yield result
-    finally:
-        ours.close()
-        theirs.close()
-        os.waitpid(pid, 0)
+    os.waitpid(pid, 0)
 
 
-def seen_ten_batches_later(loader):
-    """The batch that the trainer held when it forked, as it was, and in the fork much later."""
-    batches = iter(loader)
+@pytest.mark.parametrize("make", [isolated, torch_loader])
+def test_batch_stays_what_it_was_in_a_forked_process(make):
+    """As with torch's loader: whatever the trainer does with its own view meanwhile."""
+    batches = iter(make(Images(64), 4, num_workers=2))
     held = [next(batches)]
     at_first = bits(held[0])
     with forked(lambda: bits(held[0])) as seen:
         held.clear()
         # Kept, so that every slab that is free is needed.
         held += [next(batches) for _ in range(10)]
-        return at_first, seen()
-
-
-def test_batch_stays_what_it_was_in_a_forked_process():
-    """As with torch's loader: whatever the trainer does with its own view meanwhile."""
-    for make in (isolated, torch_loader):
-        at_first, later = seen_ten_batches_later(make(Images(64), 4, num_workers=2))
-        assert later == at_first
+        assert seen() == at_first
 
 
 def test_memory_is_not_held_for_forks_that_are_many():
@@ -95,21 +87,6 @@ class KeptForThread:
             threading.Event().wait()
 
 
-@pytest.fixture
-def kept():
-    """Such an object, in a thread-local variable of this thread."""
-    local = threading.local()
-    local.kept = KeptForThread()
-    yield
-    del local.kept
-
-
-def test_worker_keeps_what_the_program_keeps_for_its_thread(kept):
-    """The worker is a copy of the thread that asks for batches, as torch's is."""
-    for make in (torch_loader, isolated):
-        assert len(list(make(Images(8), 4, num_workers=2))) == 2
-
-
 class Seen(Images):
     """Images with the process that made each, and the precision of its decimals."""
 
@@ -117,15 +94,18 @@ class Seen(Images):
         return super().__getitem__(index), os.getpid(), decimal.getcontext().prec
 
 
-def test_worker_that_replaces_a_killed_one_is_a_copy_of_the_same_thread(kept):
-    """Of the loop's, wherever the loop is at that moment."""
+def test_worker_is_a_copy_of_the_thread_that_asks_for_batches():
+    """As torch's is, and keeps what the program keeps for that thread; so does one that replaces a
+    killed one, wherever the loop is at that moment."""
+    local = threading.local()
+    local.kept = KeptForThread()
     with decimal.localcontext() as context:
         context.prec = 40
-        loader = isolated(Seen(64), None, num_workers=2)
-        batches = iter(loader)
+        batches = iter(isolated(Seen(64), None, num_workers=2))
         first = [next(batches) for _ in range(8)]
         os.kill(first[0][1], signal.SIGKILL)
         rest = list(batches)
+    del local.kept
     assert len(rest) == 56
     assert {precision for *_, precision in (*first, *rest)} == {40}
     assert len({pid for _, pid, _ in (*first, *rest)}) == 3
@@ -162,18 +142,17 @@ def test_loader_runs_in_a_forked_process():
         assert found() == [expected, expected]
 
 
-def test_daemonic_process_may_start_none_and_the_error_says_so():
-    """Such as a worker of torch's loader."""
-    with forked(in_a_daemon) as answer:
-        assert "forbids in a daemonic process, such as a worker of a DataLoader" in answer()
-
-
 def in_a_daemon():
     """Ask for a child where multiprocessing allows none."""
     multiprocessing.current_process().daemon = True
-    with pytest.raises(RuntimeError, match='Pass isolation="thread"') as caught:
-        iter(isolated(Images(4)))
-    return str(caught.value)
+    iter(isolated(Images(4)))
+
+
+def test_daemonic_process_may_start_none_and_the_error_says_so():
+    """Such as a worker of torch's loader."""
+    error = found_in_fork(in_a_daemon)
+    assert "forbids in a daemonic process, such as a worker of a DataLoader" in error
+    assert 'Pass isolation="thread"' in error
 
 
 COUNTS_WARNINGS = """
@@ -220,27 +199,25 @@ def test_no_warning_of_forks_that_torch_would_not_give(action):
 
 @pytest.mark.parametrize("is_in_the_middle", [False, True])
 @pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_persistent_workers_stay_with_the_process_that_started_them(isolation, is_in_the_middle):
-    """A forked process has workers of its own from its first iter() on; the trainer's go on."""
-    loader = DataLoader(
-        Indices(8),
-        4,
-        sampler=RandomSampler(range(8), generator=torch.Generator().manual_seed(3)),
-        num_workers=2,
-        persistent_workers=True,
-        isolation=isolation,
-        multiprocessing_context="fork" if isolation == "process" else None,
-    )
+def test_workers_stay_with_the_process_that_started_them(isolation, is_in_the_middle):
+    """Though at a fork's end multiprocessing ends its children. An iterator there says what it
+    lacks; from its first iter() on a fork has workers of its own, and the trainer's go on."""
+    order = RandomSampler(range(8), generator=torch.Generator().manual_seed(3))
+    options = {"sampler": order, "persistent_workers": True, "isolation": isolation}
+    loader = DataLoader(Indices(8), 4, num_workers=2, **options)
     batches = iter(loader)
     seen = next(batches).tolist()
     if not is_in_the_middle:
         seen += torch.cat(list(batches)).tolist()
-    with forked(lambda: [batch.tolist() for _ in range(2) for batch in loader]) as there:
-        found = there()
-    if is_in_the_middle:
-        seen += torch.cat(list(batches)).tolist()
-    assert sorted(seen) == list(range(8))
-    assert found == [batch.tolist() for _ in range(2) for batch in loader]
+        batches = iter(loader)
+    assert found_in_fork(util._exit_function) is None
+    ended = "PipelineStopped: DataLoader: its workers did not follow into a forked process"
+    assert found_in_fork(lambda: next(batches)).startswith(ended)
+    there = found_in_fork(lambda: [batch.tolist() for _ in range(2) for batch in loader])
+    rest = torch.cat(list(batches)).tolist()
+    whole = [seen + rest] if is_in_the_middle else [seen, rest]
+    assert [sorted(epoch) for epoch in whole] == [list(range(8))] * len(whole)
+    assert there == [batch.tolist() for _ in range(2) for batch in loader]
     loader.close()
 
 
@@ -256,60 +233,39 @@ def hold(index):
 
 def is_free(index):
     """Whether the lock can be had in a child, where the thread that held it does not exist."""
-    is_free = LOCK.acquire(timeout=0.5)
-    if is_free:
+    if is_free := LOCK.acquire(timeout=0.5):
         LOCK.release()
     return is_free
 
 
-def num_stuck(num_forks):
-    """Return how many of the children found the lock held for ever."""
-    holders = iter(DataLoader(Made(hold, 1_000_000), batch_size=2, num_workers=3))
-    stuck = 0
-    for _ in range(num_forks):
-        next(holders)
-        stuck += not all(next(iter(isolated(Made(is_free, 2), batch_size=2, num_workers=1))))
-    return stuck
-
-
 def test_no_lock_of_a_worker_thread_stays_held_in_a_child():
     """Workers are between two jobs when the process is forked."""
-    assert num_stuck(6) == 0
+    holders = iter(DataLoader(Made(hold, 1_000_000), batch_size=2, num_workers=3))
+    for _ in range(6):
+        next(holders)
+        assert all(next(iter(isolated(Made(is_free, 2), batch_size=2, num_workers=1))))
 
 
 def test_a_fork_waits_for_a_long_sample_only_so_long(monkeypatch):
     """A worker that never finishes its job does not keep other loaders from starting."""
     monkeypatch.setattr(activity_module, "_LONGEST_SECONDS", 0.05)
-    entered, may_end = threading.Event(), threading.Event()
-
-    def block(index):
-        entered.set()
-        assert may_end.wait(30)
-        return index
-
-    iterator = iter(DataLoader(Made(block, 2), batch_size=2, num_workers=1))
-    assert entered.wait(30)
+    dataset = GatedData(2)
+    batches = iter(DataLoader(dataset, batch_size=2, num_workers=1))
+    assert dataset.entered.wait(PATIENCE_SECONDS)
     assert len(list(isolated(Indices(4), num_workers=1))) == 4
-    may_end.set()
-    next(iterator)
+    dataset.gate.set()
+    next(batches)
 
 
 def test_workers_rest_until_the_last_of_several_forks_has_ended():
     """Two loaders that start children on threads of their own fork at the same time."""
-    activity, begun = Activity(), threading.Event()
-
-    def begin():
-        activity_module.begin_job(activity, "a job")
-        begun.set()
-
-    worker = threading.Thread(target=begin)
+    activity = Activity()
     with activity_module.workers_at_rest():
         with activity_module.workers_at_rest():
-            worker.start()
+            begun = in_thread(activity_module.begin_job, activity, "a job")
         # It waits, or it has begun: what it will do is settled, and needs no wait.
         assert not activity_module.may_work.is_set()
-    assert begun.wait(30)
-    worker.join()
+    result_of(begun)
     assert activity.job == "a job"
 
 
@@ -322,11 +278,10 @@ def test_child_finds_no_lock_held_by_a_thread_that_it_has_not_got():
             is_held.set()
             may_end.wait()
 
-    thread = threading.Thread(target=hold)
-    thread.start()
+    holding = in_thread(hold)
     is_held.wait()
     may_end.set()
     assert found_in_fork(lambda: lock.acquire(blocking=False)) is True
-    thread.join()
+    result_of(holding)
     with lock:
         pass

@@ -1,27 +1,20 @@
 """The parts of isolation="process": batches in slabs, messages on a wire."""
 
-import linecache
 import os
 import pickle
 import random
-import sys
-import warnings
 from collections import namedtuple
 
 import numpy as np
 import pytest
 import torch
-from _forks import found_in_fork
 from _inside import regions_of
 from _isolated import isolated, num_mapped_slabs
 from _isolation_data import Images
 from hypothesis import given, settings, strategies as st
-from torchvision import tv_tensors
 
-from spdl_torch.io import Transfer
 from spdl_torch.loader.backends.jobs import Loaded
 from spdl_torch.loader.backends.processes.batch_packing import SlabWriter, unpack
-from spdl_torch.loader.backends.processes.child import _seed_process
 from spdl_torch.loader.backends.processes.shared_memory import Mappings
 from spdl_torch.loader.backends.processes.wire import LONG_BYTES, File, Wire, socket_pair
 from spdl_torch.loader.fetching.collating import LARGE_BYTES
@@ -55,57 +48,6 @@ class Passage:
 
 
 BIG = torch.rand(4, 3, 100, 100)
-
-
-def sparse_tensors():
-    """torch says once that blocks are new, and in some versions that nothing is checked."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return {
-            "sparse": torch.eye(300).to_sparse(),
-            "sparse, not coalesced": torch.sparse_coo_tensor(
-                [[0, 0]], [1.0, 2.0], (3,), check_invariants=True
-            ),
-            "sparse blocks": torch.eye(300).to_sparse_bsc((10, 10)),
-        }
-
-
-TENSORS = {
-    "contiguous": BIG,
-    "channels last": BIG.to(memory_format=torch.channels_last),
-    "with holes": BIG[:, :, ::2],
-    "transposed": torch.rand(200, 200).t(),
-    "expanded": torch.tensor(3.0).expand(300, 300),
-    "expanded rows": torch.rand(300, 1, 300).expand(300, 5, 300),
-    "part of a larger one": torch.rand(3, 300, 300)[1],
-    "empty": torch.zeros(0, 3),
-    "scalar": torch.tensor(7),
-    "small": torch.arange(5, dtype=torch.int16),
-    "bfloat16": torch.rand(300, 300).to(torch.bfloat16),
-    "bool": torch.rand(300, 300) > 0.5,
-    "complex, conjugated": torch.rand(300, 300, dtype=torch.complex64).conj(),
-    **sparse_tensors(),
-    "needs gradients": torch.rand(300, 300, requires_grad=True),
-    "parameter": torch.nn.Parameter(torch.rand(300, 300)),
-    "subclass": tv_tensors.Image(torch.randint(0, 255, (3, 300, 300), dtype=torch.uint8)),
-}
-
-
-@pytest.mark.parametrize("name", TENSORS)
-def test_tensor_is_itself_on_the_other_side(name):
-    """Type, dtype, shape, strides where they are dense, gradients and every bit."""
-    tensor = TENSORS[name]
-    found = Passage()({"x": [tensor]})["x"][0]
-    assert type(found) is type(tensor)
-    assert (found.dtype, found.shape, found.layout) == (tensor.dtype, tensor.shape, tensor.layout)
-    assert found.requires_grad == tensor.requires_grad
-    if name != "with holes" and tensor.layout is torch.strided:
-        assert found.stride() == tensor.stride()
-    is_sparse = tensor.layout is not torch.strided
-    assert torch.equal(*(t.to_dense() if is_sparse else t for t in (found, tensor)))
-    if tensor.is_sparse:
-        assert found.is_coalesced() == tensor.is_coalesced()
-    assert not getattr(torch._utils, "_sparse_tensors_to_validate", [])  # which torch.load would
 
 
 leaves = st.one_of(
@@ -158,31 +100,6 @@ def test_batches_of_any_form_pass_and_stay():
     kept.clear()
     passage.tell_freed()
     assert len(regions_of(passage.mappings)) <= 3 + 2
-
-
-READ_ONLY = {
-    "small": np.frombuffer(bytes(range(12)), np.uint8),
-    "large": np.frombuffer(bytes(400_000), np.float32),
-    "transposed": np.frombuffer(bytes(range(48)), np.int32).reshape(3, 4).T,
-    "steps": np.frombuffer(bytes(400_000), np.int16).reshape(2, -1)[:, ::3],
-    "moments": np.frombuffer(bytes(range(64)), "M8[ns]"),
-    "fields": np.frombuffer(bytes(range(24)), [("a", "<i4"), ("b", "<f4")]),
-    "broadcast": np.broadcast_to(np.arange(3), (4, 3)),
-}
-
-
-@pytest.mark.parametrize("name", READ_ONLY)
-def test_read_only_array_can_be_written_as_after_torchs_pickle(name):
-    """torch's workers use the default protocol, which has no read-only arrays before Python
-    3.14."""
-    array, expected = READ_ONLY[name], pickle.loads(pickle.dumps(READ_ONLY[name]))
-    found = Passage()(array)
-    assert (found.dtype, found.strides) == (expected.dtype, expected.strides)
-    assert np.array_equal(found, expected)
-    assert found.flags.writeable == expected.flags.writeable
-    if found.flags.writeable:
-        found[...] = found[::-1].copy()
-    assert not array.flags.writeable
 
 
 def test_slab_is_free_when_the_last_view_dies():
@@ -243,31 +160,6 @@ def test_slab_is_a_nameless_file_where_there_is_no_memfd(monkeypatch):
     passage = Passage()
     found = passage([BIG])
     assert torch.equal(found[0], BIG)
-
-
-@pytest.mark.cuda
-def test_slabs_are_locked_for_a_device_stage():
-    """What views them needs no packing, and is whole on the device."""
-    passage, transfer = Passage(), Transfer("cuda")
-    passage.mappings = Mappings(8, lock=transfer.limited(99).region)
-    found = passage([BIG])[0]
-    assert found.is_pinned()
-    assert torch.equal(transfer.stage(found).receive().cpu(), BIG)
-
-
-@pytest.mark.parametrize("limit", [None, 7])
-def test_child_is_seeded_without_reading_a_source(limit):
-    """torch describes the stack of a call for a device that is not in use, and reads each frame's
-    file for that. How long tracebacks are stays as the program has set it."""
-
-    def seeded():
-        if limit is not None:
-            sys.tracebacklimit = limit
-        linecache.clearcache()
-        _seed_process(2**40, 3)
-        return list(linecache.cache), torch.initial_seed(), getattr(sys, "tracebacklimit", None)
-
-    assert found_in_fork(seeded) == ([], 2**40 + 3, limit)
 
 
 class Unpicklable(int):

@@ -7,14 +7,12 @@ import signal
 import textwrap
 
 import _warm
-import psutil
 import pytest
 from _folders import HELPERS
-from _gates import until
+from _gates import is_running, until
 from _isolated import isolated, nothing_left
 from _isolation_data import Spawning
-from _loader_helpers import PATIENCE_SECONDS
-from test_isolation_ends import assert_program_ends, session_of
+from test_isolation_ends import outcome_of_session
 
 __all__ = ["nothing_left"]
 
@@ -109,39 +107,9 @@ def test_loading_goes_on_when_the_group_gets_a_signal(tmp_path):
     (tmp_path / "program.py").write_text(source, encoding="utf-8")
     arguments = ["-W", "error", "-W", NOT_OURS, tmp_path / "program.py"]
     with _warm.start(arguments, start_new_session=True, forks=True) as program:
-        try:
-            stdout, stderr = program.communicate(timeout=5 * PATIENCE_SECONDS)
-            until(lambda: not session_of(program.pid))
-        finally:
-            for process in session_of(program.pid):
-                process.kill()
+        stdout, stderr = outcome_of_session(program)
     assert stdout.split() == ["loading", "starting", "stopping", "done"], stderr
     assert (program.returncode, stderr) == (0, "")
-
-
-AT_THE_START = """
-        from spdl_torch.loader.backends.processes import worker_process as line
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
-        start_child = line.start_child
-        def start_and_die(*arguments):
-            start_child(*arguments)
-            os.killpg(0, signal.SIGHUP); threading.Event().wait()
-        line.start_child = start_and_die
-        iter(DataLoader(Images(8), num_workers=1, isolation="process"))
-"""
-
-
-@pytest.mark.parametrize(
-    ("how", "end"),
-    [
-        (signal.SIGTERM, "os.killpg(0, signal.SIGTERM); threading.Event().wait()"),
-        (signal.SIGHUP, AT_THE_START.strip()),
-    ],
-    ids=["SIGTERM", "SIGHUP at the start"],
-)
-def test_no_child_is_left_when_the_group_is_ended(how, end, tmp_path):
-    """A trainer without a handler ends at once, its children when they miss it."""
-    assert_program_ends(tmp_path, "Images(1000)", end, -how)
 
 
 @pytest.mark.parametrize("has_pidfd", [True, False])
@@ -160,17 +128,9 @@ def test_process_that_is_terminated_says_so(has_pidfd, monkeypatch):
         os.kill(pid, signal.SIGKILL)
 
 
-def ended_by_sigterm(process):
-    """Send SIGTERM; again if it came before the forked process had its own handlers back."""
-    if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
-        return True
-    process.terminate()
-    return False
-
-
 def test_programs_of_the_dataset_can_be_ended():
     """Programs that the child starts obey the signals that it leaves to the trainer."""
     pids = next(iter(isolated(Spawning(), None, num_workers=1)))
     for pid in pids:
-        process = psutil.Process(pid)
-        until(lambda process=process: ended_by_sigterm(process))
+        # Again, if it came before the forked process had its own handlers back.
+        until(lambda pid=pid: not is_running(pid) or os.kill(pid, signal.SIGTERM))

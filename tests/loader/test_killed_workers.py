@@ -7,6 +7,7 @@ import re
 import resource
 import signal
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -154,15 +155,15 @@ def test_child_whose_work_depends_on_its_past_is_not_replaced(rng, tmp_path):
         list(isolated(dataset, 4, rng=rng))
 
 
-@pytest.mark.parametrize(
-    ("how", "message"),
-    [
-        (signal.SIGKILL, "was killed by SIGKILL.*memory"),
-        (signal.SIGSEGV, "was killed by SIGSEGV.*crashed"),
-        (35, "was killed by signal 35.*crashed"),  # one of those without a name
-        ("exit", "ended by itself with exit code 3"),
-    ],
-)
+DEATHS = [
+    (signal.SIGKILL, "was killed by SIGKILL.*memory"),
+    (signal.SIGSEGV, "was killed by SIGSEGV.*crashed"),
+    (35, "was killed by signal 35.*crashed"),  # one of those without a name
+    ("exit", "ended by itself with exit code 3"),
+]
+
+
+@pytest.mark.parametrize(("how", "message"), DEATHS)
 def test_death_of_the_only_child_is_an_error(how, message):
     """It says how and how to go on; after it the epoch is over, and nobody takes it for a whole
     one."""
@@ -175,15 +176,14 @@ def test_death_of_the_only_child_is_an_error(how, message):
     assert (state["finished"], state["num_samples"]) == (False, len(had))
 
 
-def test_loader_has_a_new_child_when_the_old_one_was_killed():
-    """Also one with persistent workers; its error comes first."""
+def test_persistent_loader_has_a_new_child_when_the_old_one_was_killed():
+    """Its error comes first."""
     loader = isolated(Drawing(os.getpid, 8), num_workers=1, persistent_workers=True)
     batches = iter(loader)
     pid = next(batches).item()
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(RuntimeError, match="was killed by SIGKILL"):
         list(batches)
-    del batches
     again = [batch.item() for batch in loader]
     assert len(again) == 8
     assert pid not in again
@@ -228,24 +228,18 @@ def leave(loader, how):
     # Else it is dropped.
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-def test_nothing_is_left_however_the_loop_ends(persistent, tmp_path):
+@pytest.mark.parametrize("kind", ["anew", "persistent", "traced"])
+def test_nothing_is_left_however_the_loop_ends(kind, tmp_path):
     """No child, thread or descriptor. A trace that is on has the rows of the processes, whoever
     keeps their iterator."""
     leave(isolated(Images(40), 4), "end")  # what a first loader opens for good
     release_what_has_ended()
-    before = num_fds()
+    before, path = num_fds(), tmp_path / "trace.json"
     for how in ("end", "error", "break", "drop", "close"):
-        leave(isolated(Images(40), 4, persistent_workers=persistent), how)
-        gc.collect()
-        assert_threads_end()
-        release_what_has_ended()
-        assert num_fds() == before, how
-    for how in () if persistent else ("end", "drop"):
-        with tracing(tmp_path / "trace.json", level="item"):
-            leave(isolated(Images(40), 4), how)
-        text = (tmp_path / "trace.json").read_text(encoding="utf-8")
-        assert '"worker process[' in text, how  # the other may not have begun
+        with tracing(path, level="item") if kind == "traced" else nullcontext():
+            leave(isolated(Images(40), 4, persistent_workers=kind == "persistent"), how)
+        # The other of the two may not have begun.
+        assert kind != "traced" or '"worker process[' in path.read_text(encoding="utf-8"), how
         gc.collect()
         assert_threads_end()
         release_what_has_ended()

@@ -16,15 +16,10 @@ class Albumentations:
     """A crop, a flip and a change of brightness of one picture."""
 
     def __init__(self, seed):
-        transforms = library("albumentations")
-        self.compose = transforms.Compose(
-            [
-                transforms.RandomResizedCrop(size=(8, 8)),
-                transforms.HorizontalFlip(p=0.5),
-                transforms.RandomBrightnessContrast(p=1.0),
-            ],
-            seed=seed,
-        )
+        parts = library("albumentations")
+        steps = parts.RandomResizedCrop(size=(8, 8)), parts.HorizontalFlip(p=0.5)
+        steps += (parts.RandomBrightnessContrast(p=1.0),)
+        self.compose = parts.Compose([*steps], seed=seed)
         shape = 32, 32, 3
         self.picture = np.random.default_rng(0).integers(0, 255, shape, dtype=np.uint8)
 
@@ -37,14 +32,9 @@ class Monai:
     """Noise, a flip and a turn of one volume."""
 
     def __init__(self, seed):
-        transforms = library("monai.transforms")
-        self.compose = transforms.Compose(
-            [
-                transforms.RandGaussianNoise(prob=1.0),
-                transforms.RandFlip(0.5),
-                transforms.RandRotate90(0.5),
-            ]
-        )
+        parts = library("monai.transforms")
+        steps = parts.RandGaussianNoise(prob=1.0), parts.RandFlip(0.5), parts.RandRotate90(0.5)
+        self.compose = parts.Compose([*steps])
         self.compose.set_random_state(seed)
         self.volume = torch.arange(36.0).reshape(1, 6, 6)
 

@@ -5,13 +5,12 @@ import re
 import shutil
 import threading
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 
 import _ways_of_draws
 import pytest
 import torch
-from _datasets import Drawing
-from _loader_helpers import run_script
+from _datasets import Drawing, Made
+from _loader_helpers import as_list, run_script
 from torch import rand as rand_imported_early
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
@@ -19,10 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from spdl_torch import DataLoader
 from spdl_torch.loader.rng import dispatch
-from spdl_torch.loader.rng.keys import StreamKey
-from spdl_torch.loader.rng.streams import SampleStreams
-
-KEY = StreamKey(epoch_seed=1234)
+from spdl_torch.loader.rng.keys import StreamKey, epoch_seed
 
 
 def schemas_with_generator():
@@ -110,10 +106,6 @@ def runs_here(name):
 RUNNING = [name for name in SCHEMAS if runs_here(name)]
 
 
-def same(ours, theirs):
-    return all(map(torch.equal, ours, theirs))
-
-
 def test_table_of_operators_is_what_torch_has():
     """Those that have a kernel of their own for the CPU; all others draw through them, as the test
     below shows of each.
@@ -121,66 +113,6 @@ def test_table_of_operators_is_what_torch_has():
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     assert set(dispatch.DRAWING) == {n for n in SCHEMAS if has_kernel(f"aten::{n}", "CPU")}
     assert len(RUNNING) >= 69  # as in torch 2.9, which has the fewest
-
-
-@pytest.fixture(autouse=True)
-def alone(monkeypatch):
-    """The streams take the program for one without other threads: libraries leave some here."""
-    monkeypatch.setattr("spdl_torch.loader.rng.streams._others_may_draw", lambda: False)
-
-
-def drawn_by_samples(streams, draw):
-    """What three samples of a batch draw, one after another."""
-    with streams:
-        streams.begin(KEY, 10)
-        drawn = [draw() for _ in streams.over(iter([0, 1, 2]), 3)]
-        streams.at_collate()
-        return drawn
-
-
-@pytest.mark.parametrize(
-    ("name", "way"), [(n, "key") for n in RUNNING] + [(n, "unseen") for n in RUNNING[::8]]
-)
-def test_operator_draws_from_the_samples_stream(name, way, monkeypatch):
-    """Watched and seeded, the bits are those of a generator with the sample's seed. A generator
-    that is named is used; the process's own stands still; other devices are left alone.
-    """
-    _ways_of_draws.take(way, monkeypatch)
-    expected = []
-    for position in range(3):
-        generator = torch.Generator().manual_seed(KEY.seed(10 + position))
-        expected.append(call(name, generator=generator) + call(name, generator=generator))
-    seeding, watching, process = SampleStreams(0), SampleStreams(0), torch.get_rng_state()
-    drawn_by_samples(watching, lambda: None)  # nothing: from now on it watches for draws
-    modes = []
-    for streams in (seeding, seeding, watching):
-        seeds = []
-
-        def draw(seeds=seeds):
-            seeds.append(torch.default_generator.initial_seed())
-            return call(name) + call(name)
-
-        assert all(map(same, drawn_by_samples(streams, draw), expected))
-        modes.append(seeds == [KEY.seed(10 + position) for position in range(3)])
-    assert modes[0], "the generator of the process was borrowed"
-    assert modes[-1] is (way == "unseen"), "or draws were seen"
-    again, watching = call(name, generator=torch.Generator().manual_seed(5)), SampleStreams(0)
-    drawn_by_samples(watching, lambda: None)
-    for named in drawn_by_samples(
-        watching, lambda: call(name, generator=torch.Generator().manual_seed(5))
-    ):
-        assert same(named, again)
-    assert torch.equal(torch.get_rng_state(), process)
-
-
-class Counting(SampleStreams):
-    """Streams that count how often a generator was asked for."""
-
-    num_asked = 0
-
-    def generator(self):
-        self.num_asked += 1
-        return super().generator()
 
 
 def on_meta(name, generator):
@@ -192,22 +124,47 @@ def on_meta(name, generator):
         return str(error)
 
 
-def test_operators_on_another_device_are_left_alone():
-    """What does not draw on the CPU goes on as it came, with a generator or without: no stream is
-    asked for one.
+def drawn_by_all(generator=None):
+    """What every operator draws, twice, and with a generator of its own; on another device they
+    draw nothing from a stream, so that the next one draws what it would."""
+    return {
+        name: [
+            *call(name, generator=generator),
+            *call(name, generator=generator),
+            *call(name, generator=torch.Generator().manual_seed(5)),
+            *(on_meta(name, each) for each in (None, torch.Generator())),
+        ]
+        for name in RUNNING
+    }
+
+
+def same(ours, theirs):
+    tensors = isinstance(ours, torch.Tensor)
+    return torch.equal(ours, theirs) if tensors else ours == theirs
+
+
+@pytest.mark.parametrize("way", _ways_of_draws.WAYS)
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_operator_draws_from_the_samples_stream(num_workers, way, monkeypatch):
+    """The bits are those of a generator with the sample's seed, however draws are led. A generator
+    that is named is used; the process's own stands still; other devices are left alone.
     """
-    streams, num_there = Counting(0), 0
-    for name in RUNNING:
-        for generator in (None, torch.Generator()):
-            expected = on_meta(name, generator)
-            with streams:
-                assert on_meta(name, generator) == expected, name
-        num_there += isinstance(on_meta(name, None), list)
-    assert num_there > 60
-    assert streams.num_asked == 0
+    _ways_of_draws.take(way, monkeypatch)
+    if not num_workers:  # libraries leave threads here, beside which draws are always seen
+        monkeypatch.setattr("spdl_torch.loader.rng.streams._others_may_draw", lambda: False)
+    options = {"num_workers": num_workers, "isolation": "thread", "generator": torch.Generator()}
+    dataset, process = Made(lambda _: drawn_by_all(), 3), torch.get_rng_state()
+    key, generator = StreamKey(epoch_seed(7, 0)), torch.Generator()
+    loader = DataLoader(dataset, seed=7, collate_fn=as_list, **options)
+    for position, (found,) in enumerate(loader):
+        expected = drawn_by_all(generator.manual_seed(key.seed(position)))
+        for name, parts in found.items():
+            assert all(map(same, parts, expected[name])), name
+    assert position == 2
+    assert sum(not isinstance(parts[-2], str) for parts in found.values()) > 60
+    assert torch.equal(torch.get_rng_state(), process)
 
 
-@functools.cache
 def loaded_by_torch(lacks):
     """What a program prints whose torch lacks a name, or none: batches and refusals."""
     program = """
@@ -228,14 +185,9 @@ def loaded_by_torch(lacks):
             def __getitem__(self, index):
                 return torch.cat([torch.rand(2), torch.dropout(torch.ones(9), 0.5, True)])
 
-            def loader(self, num_workers, isolation="auto"):
-                return DataLoader(
-                    self, 100, seed=3, num_workers=num_workers, isolation=isolation,
-                    multiprocessing_context="fork" if num_workers else None,
-                )
-
         def drawn(num_workers, isolation="auto"):
-            batches = [*Drawing().loader(num_workers, isolation), torch.rand(2)]
+            options = {"num_workers": num_workers, "isolation": isolation}
+            batches = [*DataLoader(Drawing(), 100, seed=3, **options), torch.rand(2)]
             return hash(tuple(number for b in batches for number in b.flatten().tolist()))
 
         def beside_a_thread():
@@ -247,8 +199,8 @@ def loaded_by_torch(lacks):
             with ThreadPoolExecutor(1, "there") as other:
                 return other.submit(drawn, 0).result()
 
-        ways = [partial(drawn, 0), partial(drawn, 2), partial(drawn, 2, "process")]
-        ways += [partial(drawn, 0), beside_a_thread, partial(drawn, 2, "thread"), there]
+        ways = [partial(drawn, 0), partial(drawn, 2), beside_a_thread]
+        ways += [partial(drawn, 2, "thread"), there]
         torch.manual_seed(1)
         process = torch.get_rng_state()
         logging.basicConfig(format="%(message)s", level=logging.INFO)
@@ -268,7 +220,7 @@ def test_torch_without_the_key_loads_in_processes_and_refuses_threads():
     """
     whole, without = loaded_by_torch(""), loaded_by_torch("torch._C._dispatch_key_parse")
     *before, threads, there = without.stdout.splitlines()
-    assert before == whole.stdout.splitlines()[:5]
+    assert before == whole.stdout.splitlines()[:3]
     assert len(set(whole.stdout.splitlines())) == 1
     cannot = f"torch {torch.__version__} cannot redirect the random draws of one thread"
     assert re.fullmatch(
@@ -287,14 +239,6 @@ def loaded_inside():
     return torch.cat([torch.cat(list(inner)).flatten(), torch.rand(2)])
 
 
-def drawn_beside_fakes():
-    """What a sample draws that has also traced some code: tensors without data draw nothing."""
-    first = torch.rand(1)
-    with FakeTensorMode():
-        functional.dropout(torch.rand(9).uniform_())
-    return torch.cat([first, torch.rand(1)])
-
-
 class Passing(TorchDispatchMode):
     """A mode that does what would be done without it."""
 
@@ -302,8 +246,11 @@ class Passing(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def drawn_under_a_mode():
-    """What operators draw that write into a tensor which is there."""
+def drawn_beside_others():
+    """What a sample draws into tensors that are there, under a mode, and after it has traced some
+    code: tensors without data draw nothing."""
+    with FakeTensorMode():
+        functional.dropout(torch.rand(9).uniform_())
     with Passing():
         return torch.cat([torch.empty(2).uniform_(), functional.dropout(torch.ones(64))])
 
@@ -330,8 +277,7 @@ OUT_OF_SIGHT = {
     "scripted": lambda: SCRIPTED(torch.ones(64)),
     "imported by name": lambda: torch.cat([rand_imported_early(2), torch.randn(1)]),
     "loader inside": loaded_inside,
-    "beside fake tensors": drawn_beside_fakes,
-    "under a mode": drawn_under_a_mode,
+    "beside modes and fake tensors": drawn_beside_others,
 }
 SCRIPTED = torch.jit.CompilationUnit(
     "def draw(x: Tensor) -> Tensor:\n  return torch.dropout(x, 0.5, True) + torch.rand(64)\n"
@@ -343,9 +289,7 @@ def compiled(**options):
     """A function, compiled. Not before a test wants it: the compiler is 2 s of imports."""
     with warnings.catch_warnings():  # of torch's own modules, in some releases
         warnings.simplefilter("ignore", DeprecationWarning)
-        if options:
-            return torch.compile(lambda x: functional.dropout(x + 1), **options)
-        return torch.compile(lambda x: functional.dropout(x + 1) + torch.rand(64))
+        return torch.compile(lambda x: functional.dropout(x + 1) + torch.rand(64), **options)
 
 
 NEEDS = {
@@ -354,12 +298,9 @@ NEEDS = {
         pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler of C++"),
     )
 }
-
-
 WORKERS = (
-    *({"num_workers": 0}, {"num_workers": 0}),
+    *({"num_workers": 0}, {"num_workers": 0}, {"num_workers": 2}),
     *({"num_workers": number, "isolation": "thread"} for number in (2, 8)),
-    {"num_workers": 2},
 )
 
 
@@ -383,47 +324,21 @@ def test_draw_inside_torch_comes_from_the_samples_stream(name):
     assert len(torch.unique(epochs[0], dim=0)) == 8
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_error_in_the_middle_of_an_epoch_leaves_streams_and_trainer_alone(num_workers):
-    """The batches before it, and those of the next epoch, are what they would have been."""
-    bad = []
-
-    def draw():
-        drawn = torch.rand(2)
-        if drawn.tolist() in bad:
-            raise ValueError("bad sample")
-        return drawn
-
-    def loader():
-        return DataLoader(
-            Drawing(draw, 8), 2, seed=4, num_workers=num_workers, isolation="thread", rng="sample"
-        )
-
-    whole = loader()
-    expected = [*whole, *whole]
-    bad.append(expected[2][1].tolist())
-    failing, got, process = loader(), [], torch.get_rng_state()
-    with pytest.raises(ValueError, match="bad sample"):
-        got.extend(iter(failing))
-    assert len(got) == 2
-    torch.set_rng_state(process)
-    assert same([*got, *failing], [*expected[:2], *expected[4:]])
-    assert not dispatch.is_led()
-
-
 def test_thread_that_user_code_starts_draws_from_the_process():
     """It is not a thread of the loader's: on one of those, its draws are not the sample's."""
-    numbers = []
 
-    def draw():
+    def draw(numbers):
         thread = threading.Thread(target=lambda: numbers.append(torch.rand(1).item()))
         thread.start()
         thread.join()
-        return [torch.rand(1)]
+        return torch.rand(1)
 
-    expected = drawn_by_samples(SampleStreams(0), lambda: [torch.rand(1)])
+    def epoch(draw):
+        return list(DataLoader(Drawing(draw, 3), seed=4, num_workers=1, isolation="thread"))
+
+    expected, numbers = epoch(lambda: torch.rand(1)), []
     torch.manual_seed(3)
-    with ThreadPoolExecutor(1) as loaders_thread:
-        drawn = loaders_thread.submit(drawn_by_samples, SampleStreams(0), draw).result()
-    assert all(map(same, drawn, expected))
-    assert numbers == torch.rand(3, generator=torch.Generator().manual_seed(3)).tolist()
+    assert all(map(torch.equal, epoch(lambda: draw(numbers)), expected))
+    generator = torch.Generator().manual_seed(3)
+    torch.empty((), dtype=torch.int64).random_(generator=generator)  # torch's base seed
+    assert numbers == torch.rand(3, generator=generator).tolist()

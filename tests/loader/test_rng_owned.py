@@ -35,16 +35,17 @@ class Draws:
 
 
 KINDS = {
-    "random": lambda seed: random.Random(seed),
-    "pcg64": lambda seed: np.random.default_rng(seed),
-    "philox": lambda seed: np.random.Generator(np.random.Philox(seed)),
-    "sfc64": lambda seed: np.random.Generator(np.random.SFC64(seed)),
-    "mt19937": lambda seed: np.random.Generator(np.random.MT19937(seed)),
-    "random_state": lambda seed: np.random.RandomState(seed),
+    "random": random.Random,
+    "pcg64": np.random.default_rng,
+    "random_state": np.random.RandomState,
     "random_state_of_pcg64": lambda seed: np.random.RandomState(np.random.PCG64(seed)),
     "torch": lambda seed: torch.Generator().manual_seed(seed),
-    "bits": lambda seed: np.random.PCG64(seed),
-    "bits_of_mt19937": lambda seed: np.random.MT19937(seed),
+    "bits": np.random.PCG64,
+    "bits_of_mt19937": np.random.MT19937,
+    **{
+        kind.__name__: lambda seed, kind=kind: np.random.Generator(kind(seed))
+        for kind in (np.random.Philox, np.random.SFC64, np.random.MT19937)
+    },
 }
 
 PLACES = {
@@ -53,6 +54,7 @@ PLACES = {
     "partial": lambda generator: {"draw": functools.partial(Draws.__call__, Draws(generator))},
     "method": lambda generator: {"draw": Draws(generator).__call__},
     "named": lambda generator: {"steps": {"first": Draws(generator)}},
+    "the dataset itself": lambda generator: {"draw": generator.random},
 }
 
 
@@ -111,23 +113,7 @@ def test_generator_is_found_where_datasets_keep_it(place):
     assert len(OwnedGenerators(dataset).found) == 1
     expected = epochs(dataset)
     assert [len(set(epoch)) for epoch in expected] == [64, 64]
-    assert epochs(dataset, THREADS) == expected
-
-
-def test_generator_of_the_dataset_itself_is_each_workers_own():
-    """Threads would take turns at one."""
-
-    class Direct(Owner):
-        def __init__(self):
-            super().__init__(None)
-            self.rng = random.Random(1)
-
-        def __getitem__(self, index):
-            return self.rng.random() + self.rng.random()
-
-    dataset = Direct()
-    expected = epochs(dataset)
-    for workers in (NONE, THREADS, PROCESSES, MANY):
+    for workers in (THREADS, PROCESSES):
         assert epochs(dataset, workers) == expected, workers
 
 
@@ -146,15 +132,9 @@ def test_seed_of_the_loader_seeds_generators_without_one():
 
 def test_collate_function_with_a_generator_draws_for_its_batch():
     """One of its own for each batch, whichever worker makes it."""
-
-    class Mixing:
-        def __init__(self):
-            self.rng = np.random.default_rng(2)
-
-        def __call__(self, samples):
-            return torch.tensor([self.rng.random()], dtype=torch.float64)
-
-    dataset, collate = Owner({"a": Draws(random.Random(1))}), Mixing()
+    mixing = Draws(np.random.default_rng(2))
+    dataset = Owner({"a": Draws(random.Random(1))})
+    collate = functools.partial(lambda draw, _: torch.tensor([draw()]), mixing)
     expected = epochs(dataset, collate_fn=collate)
     assert len(set(expected[0])) == 8
     for workers in (PROCESSES, MANY):
@@ -166,9 +146,6 @@ class Order:
 
     def __init__(self, rng):
         self.rng = rng
-
-    def of(self, files):
-        return [files[place] for place in self.rng.permutation(len(files))]
 
 
 class Shuffled(IterableDataset):
@@ -184,7 +161,7 @@ class Shuffled(IterableDataset):
     def __iter__(self):
         info = get_worker_info()
         first, step = (info.id, info.num_workers) if info else (0, 1)
-        files = self.order.of(list(range(24)))
+        files = self.order.rng.permutation(24).tolist()
         self.rng.shuffle(files)
         for file in files[first::step]:
             yield torch.tensor([file, self.transform()], dtype=torch.float64)
@@ -208,16 +185,12 @@ def test_streams_for_each_worker_leave_owned_generators_alone():
     assert epochs(dataset, NONE, 1, rng="worker") == [[generator.random() for _ in range(64)]]
 
 
-def test_generators_of_the_process_are_not_taken_for_owned_ones():
-    """Functions of modules are bound to them; their draws are led by the thread."""
+def test_what_is_no_owned_generator_or_cannot_be_found_is_left():
+    """Functions of modules are bound to those of the process, whose draws the thread leads; a
+    structure without end, and one too long to look through."""
     for value in (random.random, random.Random.random, np.random.rand, torch.default_generator):
         assert not OwnedGenerators({"draw": value})
-    assert not OwnedGenerators({"a": random.SystemRandom()})
-
-
-def test_walk_is_bounded():
-    """A structure without end, and one too long to look through, are left."""
-    endless = {}
+    endless = {"random": random.SystemRandom()}
     endless["self"] = [endless]
     assert not OwnedGenerators([endless, {n: [random.Random()] for n in range(10_000)}])
 

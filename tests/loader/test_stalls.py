@@ -8,6 +8,7 @@ import time
 
 import pytest
 from _datasets import GatedData
+from _gates import in_thread, result_of, until
 from _loader_helpers import PATIENCE_SECONDS, ThreadLoader as DataLoader
 from torch.utils.data import IterableDataset
 
@@ -87,15 +88,20 @@ def test_timeout_names_collate_fn():
     assert "in collate\n" in text
 
 
+def open_when_logged(gate, caplog, message):
+    try:
+        until(lambda: message in caplog.text)
+    finally:
+        gate.set()
+
+
 def test_long_wait_is_logged_without_a_timeout(caplog, monkeypatch):
     """Without a timeout the log says so, and the batch is handed out when it comes."""
     monkeypatch.setattr(channel, "STALL_SECONDS", 0.05)
     dataset = GatedData(4, held=2)
-    message = "Waiting for batch 2"
-    opener = threading.Thread(target=_open_when_logged, args=(dataset.gate, caplog, message))
-    opener.start()
+    opened = in_thread(open_when_logged, dataset.gate, caplog, "Waiting for batch 2")
     assert [batch.item() for batch in DataLoader(dataset, num_workers=1)] == [0, 1, 2, 3]
-    opener.join()
+    result_of(opened)
     lines = [line for line in caplog.messages if "the loop has waited" in line]
     assert "waited 0.05 s for a batch. Waiting for batch" in lines[0]
     assert any("Waiting for batch 2" in line and "sample index 2\n" in line for line in lines)
@@ -106,27 +112,17 @@ def test_long_wait_for_a_pipeline_is_logged(caplog, monkeypatch):
     monkeypatch.setattr(channel, "STALL_SECONDS", 0.05)
     gate = threading.Event()
 
-    def wait(item):
+    def stuck(item):
         assert gate.wait(PATIENCE_SECONDS)
         return item
 
-    pipeline = PipelineBuilder().add_source([1]).pipe(wait, name="stuck").add_sink(1).build()
-    opener = threading.Thread(
-        target=_open_when_logged, args=(gate, caplog, "Busy threads: spdl-stuck-0.")
-    )
-    opener.start()
+    pipeline = PipelineBuilder().add_source([1]).pipe(stuck, name="stuck").add_sink(1).build()
+    opened = in_thread(open_when_logged, gate, caplog, "Busy threads: spdl-stuck-0.")
     with pipeline.auto_stop():
         assert list(pipeline) == [1]
-    opener.join()
+    result_of(opened)
     (first, *_) = [line for line in caplog.messages if "the loop has waited" in line]
     assert first.startswith("pipeline: the loop has waited 0.05 s for an item. Busy threads: ")
-
-
-def _open_when_logged(gate, caplog, message):
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while message not in caplog.text and time.monotonic() < deadline:
-        gate.wait(0.01)
-    gate.set()
 
 
 @pytest.mark.parametrize("where", ["source", "op", "async op"])
@@ -164,13 +160,10 @@ def test_flight_recorder_logs_the_stacks_of_a_stall(tmp_path, caplog):
     """The trace shows when it was, the log where. Its thread ends with the block."""
     caplog.set_level(logging.WARNING)
     dataset = GatedData(2, held=0)
-    opener = threading.Thread(
-        target=_open_when_logged, args=(dataset.gate, caplog, "a loop waits for data")
-    )
     with flight_recorder(tmp_path, stall_seconds=0.1):
-        opener.start()
+        opened = in_thread(open_when_logged, dataset.gate, caplog, "a loop waits for data")
         assert len(list(DataLoader(dataset, num_workers=1))) == 2
     assert not [each for each in threading.enumerate() if "flight-recorder" in each.name]
-    opener.join()
+    result_of(opened)
     assert "Busy threads: spdl-loader-0.\nspdl-loader-0:\n" in caplog.text
     assert "self.gate.wait(PATIENCE_SECONDS)" in caplog.text

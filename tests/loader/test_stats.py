@@ -1,7 +1,6 @@
 """Counters, percentiles and the figures computed from them."""
 
 import logging
-import multiprocessing
 import os
 from functools import partial
 from time import perf_counter
@@ -116,36 +115,12 @@ def test_wait_of_workers_for_a_job_counts_while_it_lasts(isolation):
         assert len(list(batches)) == 11
 
 
-class Gated(multiprocessing.context.ForkProcess):
-    """A process that begins once something has been written into a pipe."""
-
-    gate = None
-
-    def run(self):
-        if self.gate is not None:
-            os.read(self.gate, 1)
-        super().run()
-
-
-class GatedContext(multiprocessing.context.ForkContext):
-    """Whose second process begins late."""
-
-    def __init__(self, gate):
-        super().__init__()
-        self.gates = iter((None, gate))
-
-    def Process(self, *args, **kwargs):  # as multiprocessing calls it
-        process = Gated(*args, **kwargs)
-        process.gate = next(self.gates)
-        return process
-
-
 def test_workers_that_begin_after_the_first_batch_are_counted():
     """Though the loop does nothing that would receive anything of theirs."""
     reads, writes = os.pipe()
-    options = {"isolation": "process", "multiprocessing_context": GatedContext(reads)}
+    options = {"prefetch_factor": 6, "worker_init_fn": lambda number: number and os.read(reads, 1)}
     try:
-        loader = DataLoader(Indices(12), batch_size=1, num_workers=2, prefetch_factor=6, **options)
+        loader = FORKED.loader(Indices(12), batch_size=1, **options)
         next(batches := iter(loader))
         os.write(writes, b".")
         until(lambda: loader.snapshot().stages[0].tasks.num_tasks == 12)
@@ -171,20 +146,15 @@ def worked_through(loader):
     return batches, own, perf_counter() - began - own
 
 
-class SlowOrder:
+class SlowOrder(list):
     """A sampler, or batch sampler, that works for each of its indices, and counts how long."""
 
-    def __init__(self, indices):
-        self.indices, self.seconds = indices, 0.0
-        self.in_last_draw = lambda: None
-
-    def __len__(self):
-        return len(self.indices)
+    seconds = 0.0
 
     def __iter__(self):
-        for number, index in enumerate(self.indices, 1):
+        for number, index in enumerate(super().__iter__(), 1):
             self.seconds += work()
-            if number == len(self.indices):
+            if number == len(self):
                 self.in_last_draw()
             yield index
 
@@ -263,45 +233,29 @@ HALF_BAD = Indices(12, bad=range(1, 12, 2))
 
 
 @in_seats(NONE, THREADS, FORKED)
-def test_all_of_next_is_a_wait(seat):
-    """Also what is in no stage or queue: here the program's own handler of what is logged by the
-    loop's thread meanwhile."""
+@pytest.mark.parametrize("options", [{"on_error": "skip", "error_budget": 1.0}, {}], ids=repr)
+def test_all_of_next_is_a_wait_and_nothing_else(seat, options):
+    """Also what is in no stage or queue: the program's own handler of what is logged by the loop's
+    thread meanwhile. An error in place of a batch is handed over as a batch is."""
     handler, logger = WorkingHandler(), logging.getLogger("spdl_torch.data")
-    loader = seat.loader(HALF_BAD, batch_size=4, on_error="skip", error_budget=1.0)
+    loader = seat.loader(HALF_BAD, batch_size=4 if options else 1, **options)
     logger.addHandler(handler)
     try:
-        batches = iter(loader)
+        batches, inside, num_failed = iter(loader), 0.0, 0
         before, in_queue = seconds_waited(loader.snapshot()), seconds_in_queue(batches)
-        inside = 0.0
-        for _ in range(3):
+        for _ in range(len(loader)):
             began = perf_counter()
-            next(batches)
+            try:
+                next(batches)
+            except ValueError:
+                num_failed += 1
             inside += perf_counter() - began
             work()
     finally:
         logger.removeHandler(handler)
-    assert handler.seconds > 0
+    assert (num_failed, handler.seconds > 0) == (0 if options else 6, bool(options))
     in_queue = seconds_in_queue(batches) - in_queue
     assert handler.seconds + in_queue <= seconds_waited(loader.snapshot()) - before <= inside
-
-
-@in_seats(NONE, THREADS, FORKED)
-def test_what_a_loop_does_after_an_error_is_no_wait(seat):
-    """An error in place of a batch is handed over as a batch is."""
-    loader = seat.loader(HALF_BAD, batch_size=1)
-    began = perf_counter()
-    batches, num_failed = iter(loader), 0
-    inside = perf_counter() - began
-    for _ in range(12):
-        began = perf_counter()
-        try:
-            next(batches)
-        except ValueError:
-            num_failed += 1
-        inside += perf_counter() - began
-        work()
-    assert num_failed == 6
-    assert seconds_waited(loader.snapshot()) <= inside
 
 
 def as_timed(call):
