@@ -14,7 +14,7 @@ import torch
 from _datasets import BulkData, GatedData, Made, MapData, StreamData
 from _gates import PATIENCE_SECONDS, spdl_threads, until
 from _inside import crew_of, give_out, is_tuned, resize
-from _loader_helpers import ThreadLoader as DataLoader, as_list, epoch_of
+from _loader_helpers import ThreadLoader as DataLoader, epoch_of
 from _tuners import RandomTuner, at_random, auto
 from torch.utils.data import get_worker_info
 
@@ -69,17 +69,20 @@ def test_batches_are_those_of_any_fixed_number(dataset, options, isolation, at_r
 
 
 def test_workers_join_and_leave():
-    """Four samples are fetched at once after growth; after shrinking each of three threads leaves
-    after a job, and one is left."""
-    data = GatedData(200)
-    inside, lock = set(), threading.Lock()
+    """Four samples are fetched at once after growth, by workers like any other: their ids are below
+    the number that all see, and ``worker_init_fn`` ran on their threads. After shrinking each of
+    three threads leaves after a job, and one is left."""
+    data, inside, began = GatedData(200), {}, {}
 
     def counted(index):
-        with lock:
-            inside.add(threading.get_ident())
+        inside[threading.get_ident()] = get_worker_info()
         return data[0] if index < 20 else index
 
-    loader = DataLoader(Made(counted, 200), num_workers=auto({"num_cores": 1, "max_threads": 8}))
+    loader = DataLoader(
+        Made(counted, 200),
+        num_workers=auto({"num_cores": 1, "max_threads": 8}),
+        worker_init_fn=lambda number: began.setdefault(threading.get_ident(), number),
+    )
     batches = iter(loader)
     assert loader.num_workers == 1
     resize(batches, 4)
@@ -93,24 +96,9 @@ def test_workers_join_and_leave():
     got = len([next(batches) for _ in range(100)])
     until(lambda: sum(t.name.startswith("spdl-loader") for t in spdl_threads()) == 1)
     assert got + len(list(batches)) == 200
-
-
-def test_worker_that_joins_is_a_worker_like_any_other():
-    """Its id is below the number of workers that all see; ``worker_init_fn`` ran on its thread."""
-    began = []
-    loader = DataLoader(
-        Made(lambda _: get_worker_info(), 40),
-        num_workers=auto({"num_cores": 1, "max_threads": 6}),
-        worker_init_fn=lambda number: began.append((number, threading.current_thread())),
-        collate_fn=as_list,
-    )
-    batches = iter(loader)
-    crew_of(batches).resize(3, 12)
-    infos = [info for batch in batches for info in batch]
-    assert {info.num_workers for info in infos} == {6}
-    assert {info.id for info in infos} <= {0, 1, 2}
-    assert sorted(number for number, _ in began) == [0, 1, 2]
-    assert len({thread for _, thread in began}) == 3
+    assert {thread: info.id for thread, info in inside.items()} == began
+    assert sorted(began.values()) == [0, 1, 2, 3]
+    assert {info.num_workers for info in inside.values()} == {8}
 
 
 def test_worker_that_joins_and_cannot_start_ends_the_epoch():

@@ -117,15 +117,13 @@ def test_number_stays_where_no_more_processes_can_be_started(monkeypatch, caplog
     assert len(list(batches)) == 150
 
 
-class QuickInCompany(Dataset):
+class QuickInCompany(Indices):
     """Waits, as for storage, and so long for one process alone that it is busy, and a second one
     gains, whatever else the machine does."""
 
     def __init__(self):
+        super().__init__(1_000_000)
         self.present = torch.zeros(4).share_memory_()
-
-    def __len__(self):
-        return 1_000_000
 
     def __getitem__(self, index):
         self.present[get_worker_info().id] = 1

@@ -18,6 +18,7 @@ from _gates import in_thread, result_of
 from spdl_torch import DataLoader
 from spdl_torch.late_imports import collected_later
 from spdl_torch.loader.backends.processes.signals import handlers_deferred
+from spdl_torch.machine.garbage import Collections
 from spdl_torch.machine.probes import start_probing, stop_probing
 from spdl_torch.observe import recording, recording_gc, tracing
 
@@ -88,6 +89,29 @@ def test_ctrl_c_in_a_collection_is_heard(observed, tmp_path, monkeypatch):
         assert is_heard(monkeypatch)
 
 
+def test_runs_are_noted_once_with_what_python_says_of_them():
+    """As a callback of Python's is told, and as long as they last, whoever has them noted."""
+    told, collections = [], Collections()
+    note = lambda phase, info: told.append((phase, dict(info)))  # noqa: E731
+    gc.disable()
+    gc.callbacks.append(note)
+    collections.begin()
+    collections.begin()
+    try:
+        for generation in (0, 1, 2, 1):
+            gc.collect(generation)
+    finally:
+        collections.end()
+        gc.callbacks.remove(note)
+        gc.enable()
+    gc.collect()
+    found = collections.taken()
+    assert [each.info for each in found] == [info for phase, info in told if phase == "stop"]
+    assert all(each.began_ns <= each.ended_ns for each in found)
+    assert [a.ended_ns <= b.began_ns for a, b in itertools.pairwise(found)] == [True] * 3
+    assert collections.taken() == []
+
+
 @pytest.fixture
 def collector():
     """It is on before the test, and afterwards as it was."""
@@ -106,20 +130,20 @@ def test_collector_is_afterwards_as_it_was(is_on, ends_first):
     inside, may_end = threading.Event(), threading.Event()
 
     def import_until():
-        with collected_later():
+        with suppress(ImportError), collected_later():
             inside.set()
             may_end.wait()
+            raise ImportError("no such module")
 
     (gc.enable if is_on else gc.disable)()
     importing, found = in_thread(import_until), []
     inside.wait()
-    with suppress(ImportError), collected_later():
+    with collected_later():
         with collected_later():
             found.append(gc.isenabled())
         if ends_first:
             may_end.set()
             result_of(importing)
-        raise ImportError("no such module")
     may_end.set()
     result_of(importing)
     assert found == [False]

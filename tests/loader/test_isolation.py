@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.utils.data
 from _datasets import Made
-from _gates import in_thread, num_fds, result_of, until
+from _gates import PATIENCE_SECONDS, in_thread, num_fds, result_of, until
 from _inside import num_ready
 from _isolated import bits, epochs_of, isolated, nothing_left, num_mapped_slabs, served
 from _isolation_data import (
@@ -123,21 +123,32 @@ def test_epoch_that_was_left_does_not_reach_the_next_one():
     assert num_mapped_slabs() <= 4 * 4  # under way in two epochs, on both sides
 
 
-def test_device_stage_moves_what_has_arrived(backends):
-    """In the trainer: errors are in their places, and the death of a child is one."""
-    batches = iter(isolated(Made(image_or_error, 12), 4, seed=4, device="cuda"))
-    assert next(batches)["index"].tolist() == [0, 1, 2, 3]
-    with pytest.raises(Coded, match="5"):
+def test_batch_that_comes_in_the_next_epoch_gives_its_slab_back():
+    """It was under way when its own was left."""
+    turns = multiprocessing.get_context("fork").Semaphore(0)
+
+    def sample(index):
+        """The first needs not wait for its turn."""
+        assert index == 0 or turns.acquire(timeout=PATIENCE_SECONDS)
+        return torch.zeros(20_000)
+
+    loader = isolated(Made(sample, 3), None, num_workers=1, persistent_workers=True)
+    for _ in range(12):
+        batches = iter(loader)
+        turns.release()  # for what the epoch before has begun
         next(batches)
-    assert next(batches)["index"].tolist() == [8, 9, 10, 11]
-    with pytest.raises(RuntimeError, match="ended by itself with exit code 3"):
-        list(isolated(Crashing("exit"), 1, num_workers=1, device="cuda"))
+    turns.release()
+    assert num_mapped_slabs() <= 4
 
 
-def test_error_has_the_childs_traceback_as_a_note():
-    """Without the loader's own frames; and the thread and the sample, as from threads."""
+@pytest.mark.parametrize("device", [None, "cuda"])
+def test_error_has_the_childs_traceback_as_a_note(backends, device):
+    """Without the loader's own frames; and the thread and the sample, as from threads. Batches are
+    in their places, also where the trainer moves them to a device; the death of a child is told."""
+    batches = iter(isolated(Made(image_or_error, 12), 4, device=device))
+    assert next(batches)["index"].tolist() == [0, 1, 2, 3]
     with pytest.raises(Coded, match=r"\(5, 'here'\)") as caught:
-        list(isolated(Made(image_or_error, 12), 4))
+        next(batches)
     assert isinstance(caught.value.__cause__, KeyError)
     notes = "\n".join(caught.value.__notes__)
     assert "in the dataset (spdl-worker-" in notes
@@ -146,6 +157,9 @@ def test_error_has_the_childs_traceback_as_a_note():
     assert heading.startswith("raised in the worker process (pid")
     assert "_datasets.py" in first
     assert 'raise Coded(index, "here")' in notes
+    assert next(batches)["index"].tolist() == [8, 9, 10, 11]
+    with pytest.raises(RuntimeError, match="ended by itself with exit code 3"):
+        list(isolated(Crashing("exit"), 1, num_workers=1, device=device))
 
 
 @pytest.mark.parametrize(
@@ -271,27 +285,6 @@ def test_worker_finds_what_torchs_worker_finds():
     assert {parent for parent, *_ in ours} == {os.getpid()}
 
 
-LARGE = 100_000  # indices, about 0.5 MB; the pipe takes 0.2 MB
-
-
-class Texts(Dataset):
-    """Batches as large as their jobs, and pickled: their texts do not go through shared memory."""
-
-    def __getitems__(self, indices):
-        return [str(index) for index in indices]
-
-
-def test_large_jobs_and_large_results_do_not_block_each_other():
-    """The trainer writes jobs while the workers write results, each more than a pipe takes."""
-    batches = [list(range(10**6 + n, 10**6 + n + LARGE // 4)) for n in range(10)]
-    loader = DataLoader(
-        Texts(), batch_sampler=batches, num_workers=2, prefetch_factor=3, collate_fn=list
-    )
-    for number, batch in enumerate(loader):
-        assert batch == [str(index) for index in batches[number]]
-    assert number == 9
-
-
 def targets(index):
     """As for detection: many small tensors."""
     return [torch.full((4,), float(index + n)) for n in range(20)]
@@ -308,10 +301,6 @@ def test_batches_that_take_long_to_unpack_are_received_by_a_thread(persistent):
         has_thread = any(each.name == "spdl-receive" for each in threading.enumerate())
         assert found + list(map(bits, batches)) == expected
         assert has_thread == (number > 0)
-
-
-class Tagged(np.ndarray):
-    """A subclass, which pickle handles by itself."""
 
 
 MIB = 1 << 20
@@ -359,7 +348,6 @@ def values(folder):
         "array, Fortran's": np.asfortranarray(array),
         "array, reversed": array[::-1],
         "array of moments": np.zeros(MIB, dtype="datetime64[s]"),
-        "array, subclass": array.view(Tagged),
         "memory map": memory_map,
         **{f"read-only, {name}": array for name, array in read_only.items()},
     }

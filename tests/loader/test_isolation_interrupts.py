@@ -8,6 +8,7 @@ import random
 import signal
 import sys
 import threading
+from contextlib import suppress
 from time import monotonic
 
 import psutil
@@ -112,16 +113,11 @@ def test_nothing_is_left_when_ctrl_c_comes(before, isolation, num_places):
 def test_epoch_is_whole_after_ctrl_c_where_a_persistent_loader_began_one(before, isolation, step):
     """At some of the places where the workers of the first epoch are given a second one."""
     for place in itertools.count(1, step):
-        loader = DataLoader(
-            list(range(12)), 4, num_workers=2, persistent_workers=True, isolation=isolation
-        )
+        options = {"num_workers": 2, "persistent_workers": True, "isolation": isolation}
+        loader = DataLoader(list(range(12)), 4, **options)
         whole = [batch.tolist() for batch in loader]
-        interrupt = AtCall(place)
-        try:
-            with interrupt:
-                iter(loader)
-        except KeyboardInterrupt:
-            pass
+        with suppress(KeyboardInterrupt), AtCall(place) as interrupt:
+            iter(loader)
         assert [batch.tolist() for batch in loader] == whole, interrupt.where
         del loader
         assert_nothing_is_left(before, interrupt.where)

@@ -3,7 +3,6 @@
 import os
 import pickle
 import random
-from collections import namedtuple
 
 import numpy as np
 import pytest
@@ -12,7 +11,9 @@ from _inside import regions_of
 from _isolated import isolated, num_mapped_slabs
 from _isolation_data import Images
 from hypothesis import given, settings, strategies as st
+from torch.utils.data import Dataset
 
+from spdl_torch import DataLoader
 from spdl_torch.loader.backends.jobs import Loaded
 from spdl_torch.loader.backends.processes.batch_packing import SlabWriter, unpack
 from spdl_torch.loader.backends.processes.shared_memory import Mappings
@@ -20,8 +21,6 @@ from spdl_torch.loader.backends.processes.wire import LONG_BYTES, File, Wire, so
 from spdl_torch.loader.fetching.collating import LARGE_BYTES
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="passes descriptors")
-
-Point = namedtuple("Point", "x y")
 
 
 class Passage:
@@ -50,51 +49,38 @@ class Passage:
 BIG = torch.rand(4, 3, 100, 100)
 
 
-leaves = st.one_of(
-    st.integers(0, 2 * LARGE_BYTES).map(lambda size: torch.arange(size, dtype=torch.uint8)),
-    st.integers(0, LARGE_BYTES).map(lambda size: np.arange(size, dtype=np.int16)),
-    st.text(max_size=5),
-    st.none(),
-    st.just("x" * 50_000),
-)
-trees = st.recursive(
-    leaves,
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=4),
-        st.dictionaries(st.text(max_size=3), inner, max_size=3),
-        st.tuples(inner, inner).map(lambda pair: Point(*pair)),
+PARTS = st.builds(
+    lambda make, size, value: make(size, value),
+    st.sampled_from(
+        [
+            lambda size, value: torch.full((size,), value, dtype=torch.uint8),
+            lambda size, value: np.full(size // 2, value, dtype=np.int16),
+            lambda size, value: chr(value) * size,
+        ]
     ),
-    max_leaves=8,
+    st.integers(0, 2 * LARGE_BYTES),
+    st.integers(0, 99),
 )
 
 
-def comparable(tree):
-    """A batch as something that compares."""
-    if isinstance(tree, torch.Tensor | np.ndarray):
-        return type(tree).__name__, str(tree.dtype), tuple(tree.shape), bytes(np.asarray(tree))
-    if isinstance(tree, dict):
-        return {key: comparable(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree), [comparable(each) for each in tree]
-    return tree
+def content_of(batch):
+    return [(type(part), np.asarray(part).dtype, bytes(np.asarray(part))) for part in batch]
 
 
-def test_batches_of_any_form_pass_and_stay():
+def test_batches_of_any_sizes_pass_and_stay():
     """Through the same slabs, one after the other, some of them kept."""
-    passage = Passage(most_held=3)
-    kept = []
+    passage, kept = Passage(most_held=3), []
 
     @settings(max_examples=100, deadline=None)
-    @given(trees, st.booleans())
-    def check(tree, keep):
-        found = passage(tree)
-        assert comparable(found) == comparable(tree)
-        if keep:
-            kept.append((found, comparable(tree)))
-            del kept[:-5]
+    @given(st.lists(PARTS, max_size=6), st.booleans())
+    def check(batch, keep):
+        kept.append((passage(batch), content_of(batch)))
         passage.tell_freed()
-        for batch, expected in kept:
-            assert comparable(batch) == expected
+        for found, content in kept:
+            assert content_of(found) == content
+        del kept[:-5]
+        if not keep:
+            del kept[-1]
 
     check()
     kept.clear()
@@ -186,7 +172,7 @@ def test_indices_that_cannot_be_sent_cost_no_memory():
     assert most <= 4
 
 
-SIZES = [0, 1, 70, LONG_BYTES, LONG_BYTES + 1, 100_000]
+LENGTHS = [0, 1, 70, LONG_BYTES, LONG_BYTES + 1, 100_000]
 
 
 def all_of(wire):
@@ -202,7 +188,7 @@ def test_messages_of_any_size_come_in_order_with_their_own_files(is_read, tmp_pa
     (ours, theirs), draws, sent, found = map(Wire, socket_pair()), random.Random(0), [], []
     for number in range(60):
         path = (tmp_path / str(number)).as_posix() if draws.random() < 0.3 else None
-        sent.append((bytes([number]) * draws.choice(SIZES), path))
+        sent.append((bytes([number]) * draws.choice(LENGTHS), path))
         files = [] if path is None else [File(os.open(path, os.O_CREAT | os.O_RDWR))]
         ours.send(sent[-1][0], *files)
         if is_read and draws.random() < 0.3:
@@ -221,3 +207,18 @@ def test_messages_of_any_size_come_in_order_with_their_own_files(is_read, tmp_pa
     assert all_of(ours) == []
     assert ours.is_over
     ours.close()
+
+
+class Texts(Dataset):
+    """Batches as large as their jobs, and pickled: their texts do not go through shared memory."""
+
+    def __getitems__(self, indices):
+        return [str(index) for index in indices]
+
+
+def test_large_jobs_and_large_results_do_not_block_each_other():
+    """The trainer writes jobs while the workers write results, each more than a pipe takes."""
+    batches = [list(range(10**6 + n, 10**6 + n + 25_000)) for n in range(10)]
+    options = {"num_workers": 2, "prefetch_factor": 3, "collate_fn": list}
+    loader = DataLoader(Texts(), batch_sampler=batches, **options)
+    assert list(loader) == [[str(index) for index in batch] for batch in batches]

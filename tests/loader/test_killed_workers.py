@@ -159,7 +159,6 @@ DEATHS = [
     (signal.SIGKILL, "was killed by SIGKILL.*memory"),
     (signal.SIGSEGV, "was killed by SIGSEGV.*crashed"),
     (35, "was killed by signal 35.*crashed"),  # one of those without a name
-    ("exit", "ended by itself with exit code 3"),
 ]
 
 

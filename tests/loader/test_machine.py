@@ -79,37 +79,35 @@ def test_warning_of_more_workers_than_cores_counts_the_quota(container, quota, r
 LINUX = pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="Linux's statistics")
 
 
+def one_item():
+    return PipelineBuilder().add_source(range(1)).pipe(str, name="op").add_sink()
+
+
+SOURCES = {
+    "no workers": lambda: DataLoader(range(4), batch_size=4),
+    "threads": lambda: DataLoader(range(4), batch_size=4, num_workers=2),
+    "processes": lambda: DataLoader(range(4), batch_size=4, num_workers=2, isolation="process"),
+    "pipeline": lambda: one_item().build(),
+    "dataset": lambda: PipelineDataset(one_item()),
+}
+
+
 @LINUX
-@pytest.mark.parametrize(
-    "options", [{}, {"num_workers": 2}, {"num_workers": 2, "isolation": "process"}]
-)
-def test_one_batch_is_enough_to_measure_waits_for_a_core(options):
+@pytest.mark.parametrize("kind", SOURCES)
+def test_one_batch_is_enough_to_measure_waits_for_a_core(kind):
     """They are read at the begin and the end of an epoch, and when a thread ends."""
-    loader = DataLoader(range(4), batch_size=4, **options)
-    list(loader)
-    probes = loader.report().probes
-    assert probes.run_delay_ratio is not None
-    assert probes.helper_cores is not None
-    assert "no core for" in shown(loader.report())
-
-
-@LINUX
-def test_one_item_is_enough_in_a_pipeline():
-    """Its threads have ended before anybody asks; a plain one probes as a PipelineDataset does."""
-    builder = PipelineBuilder().add_source(range(1)).pipe(str, name="op").add_sink()
-    plain, dataset = builder.build(), PipelineDataset(builder)
-    assert list(plain) == list(dataset) == ["0"]
-    for each in (plain, dataset):
-        probes = each.report().probes
-        assert probes.run_delay_ratio is not None
-        assert probes.num_cores == limits.usable_cores()
-        assert "no core for" in shown(each.report())
+    source = SOURCES[kind]()
+    assert len(list(source)) == 1
+    report = source.report()
+    assert report.probes.run_delay_ratio is not None
+    assert report.probes.helper_cores is not None
+    assert report.probes.num_cores == limits.usable_cores()
+    assert "no core for" in shown(report)
 
 
 def test_pipeline_without_statistics_has_no_probes():
     """What was not measured is None, and is not shown as 0."""
-    builder = PipelineBuilder().add_source(range(1)).pipe(str, name="op").add_sink()
-    pipeline = builder.build(stats=False)
+    pipeline = one_item().build(stats=False)
     list(pipeline)
     report = pipeline.report()
     assert report.probes.run_delay_ratio is report.probes.cores_used is None

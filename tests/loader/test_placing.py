@@ -30,10 +30,15 @@ class Declared(Images):
 
 
 class SaysByProperty(Images):
-    """As a wrapper may that asks what is inside; one that fails says nothing."""
+    """As a wrapper may that asks what is inside."""
 
-    inside = {"thread_safe": True}  # noqa: RUF012  # as people write it
-    thread_safe = property(lambda self: self.inside["thread_safe"])
+    thread_safe = property(lambda self: True)
+
+
+class RaisesByProperty(Images):
+    """A property that fails says nothing."""
+
+    thread_safe = property(lambda self: {}["thread_safe"])
 
 
 class Delegating(Images):
@@ -83,7 +88,7 @@ UNKNOWN = {
     "Subset of it": (Subset(Images(8), [1, 2]), "Images"),
     "a later class of ours": (Later(), "Later"),
     "subclass of TensorDataset": (type("Mine", (TensorDataset,), {})(X), "Mine"),
-    "a property that fails": (type("Raises", (SaysByProperty,), {"inside": {}})(8), "Raises"),
+    "a property that fails": (RaisesByProperty(8), "RaisesByProperty"),
     "a part of a StackDataset": (StackDataset(a=TensorDataset(X), b=Images(8)), "Images"),
     "declared unsafe": (Declared(thread_safe=False), "Declared"),
     "collate_fn": (range(8), "collate_fn=as_list"),

@@ -35,51 +35,37 @@ def schemas_with_generator():
 SCHEMAS = dict(schemas_with_generator())
 
 # Values that suit an argument by its name, where its type says too little.
-VALUES = {
-    "size": [4],
-    "n": 4,
-    "low": 2,
-    "high": 9,
-    "from": 2,
-    "to": 9,
-    "num_samples": 4,
-    "median": 0.0,
-    "sigma": 1.0,
-    "lambd": 1.0,
-    "p": 0.5,
-    "std": 1.0,
-    "mean": 0.0,
-    "replacement": False,
-}
+VALUES = {"size": [4], "replacement": False, "p": 0.5}
+VALUES |= dict.fromkeys(("n", "num_samples"), 4) | dict.fromkeys(("low", "from"), 2)
+VALUES |= dict.fromkeys(("high", "to"), 9) | dict.fromkeys(("median", "mean"), 0.0)
+VALUES |= dict.fromkeys(("sigma", "lambd", "std"), 1.0)
+
+
+def value_of(argument, schema, device):
+    """A value; tensors lie between 0 and 1, where every distribution is defined."""
+    if not isinstance(argument.type, torch.TensorType):
+        return VALUES[argument.name]
+    if argument.name == "high":
+        return torch.tensor(9)
+    whole = argument.name == "out" and schema.name in ("aten::randperm", "aten::multinomial")
+    value = torch.full((4,), 0.5, dtype=torch.int64 if whole else torch.float32, device=device)
+    return 20 * value if argument.name == "count" else value
 
 
 def arguments_of(schema, device):
-    """Arguments for one call; tensors lie between 0 and 1, where every distribution is defined."""
+    """Arguments for one call."""
     args, kwargs = [], {}
     for argument in schema.arguments:
+        is_left_out = argument.name == "generator" or argument.default_value is not None
+        is_optional = str(argument.type).startswith("Optional") and argument.name not in VALUES
         if argument.name == "training":
             kwargs["training"] = True  # else rrelu draws nothing
-            continue
-        if argument.name == "generator" or argument.default_value is not None:
-            continue
-        if str(argument.type).startswith("Optional") and argument.name not in VALUES:
-            continue
-        if isinstance(argument.type, torch.TensorType):
-            whole = argument.name == "out" and schema.name in (
-                "aten::randperm",
-                "aten::multinomial",
-            )
-            value = torch.full((4,), 0.5, dtype=torch.int64 if whole else torch.float32)
-            value = {"count": 20 * value, "high": torch.tensor(9)}.get(argument.name, value)
-            value = value if argument.name == "high" else value.to(device)
-        else:
-            value = VALUES[argument.name]
-        if argument.kwarg_only:
-            kwargs[argument.name] = value
-        else:
-            args.append(value)
-    if any(argument.name == "device" for argument in schema.arguments):
-        kwargs["device"] = torch.device(device)
+        elif argument.name == "device":
+            kwargs["device"] = torch.device(device)
+        elif argument.kwarg_only and not (is_left_out or is_optional):
+            kwargs[argument.name] = value_of(argument, schema, device)
+        elif not (is_left_out or is_optional):
+            args.append(value_of(argument, schema, device))
     return args, kwargs
 
 
@@ -97,10 +83,9 @@ def call(name, device="cpu", generator=None):
 def runs_here(name):
     """Whether the operator has a kernel for the CPU, of its own or made of others."""
     try:
-        call(name, generator=torch.Generator())
+        return bool(call(name, generator=torch.Generator()))
     except NotImplementedError:
         return False
-    return True
 
 
 RUNNING = [name for name in SCHEMAS if runs_here(name)]

@@ -3,6 +3,7 @@
 import copy
 import functools
 import random
+import types
 
 import numpy as np
 import pytest
@@ -141,13 +142,6 @@ def test_collate_function_with_a_generator_draws_for_its_batch():
         assert epochs(dataset, workers, collate_fn=collate) == expected, workers
 
 
-class Order:
-    """A helper of an iterable dataset: the shuffled order that its workers divide."""
-
-    def __init__(self, rng):
-        self.rng = rng
-
-
 class Shuffled(IterableDataset):
     """Deals out its files after shuffling them with generators of its own and of a helper, as many
     do: those have to be in one state on all workers. Its transform's generator is to differ for
@@ -155,7 +149,7 @@ class Shuffled(IterableDataset):
 
     def __init__(self):
         self.rng = random.Random(4)
-        self.order = Order(np.random.default_rng(4))
+        self.order = types.SimpleNamespace(rng=np.random.default_rng(4))  # a helper, no transform
         self.transform = Draws(random.Random(5))
 
     def __iter__(self):
@@ -199,14 +193,11 @@ def test_what_is_no_owned_generator_or_cannot_be_found_is_left():
 def test_search_that_ends_early_says_so_once(depth, caplog, monkeypatch):
     """With what to do; not where it has seen everything."""
     monkeypatch.setattr("spdl_torch.loader.rng.owned._has_warned", False)
-    chain = [random.Random(1)]
-    for _ in range(depth):
-        chain = [chain]
+    chain = functools.reduce(lambda inner, _: [inner], range(depth), random.Random(1))
     for _ in range(2):
         OwnedGenerators(chain)
-    warned = [record.getMessage() for record in caplog.records]
-    assert len(warned) == (depth > 2_000)
-    assert all("stopped after 2000 objects" in text and "Keep" in text for text in warned)
+    assert len(caplog.messages) == (depth > 2_000)
+    assert all("stopped after 2000 objects" in each and "Keep" in each for each in caplog.messages)
 
 
 def test_seeds_of_two_generators_and_two_purposes_differ():

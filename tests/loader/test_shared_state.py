@@ -173,8 +173,6 @@ def test_threads_that_the_gil_holds_up_are_warned_of_once(seat, monkeypatch, cap
 
 
 MANY = 2_000
-
-
 HALF_BAD = Indices(MANY, range(1, MANY, 2))
 
 

@@ -184,30 +184,19 @@ def test_loop_waits_while_it_draws_from_the_sampler(seat, kind):
     assert order.seconds <= seconds_waited(report.stats) <= inside
 
 
-@in_seats(THREADS)
-def test_loop_waits_while_threads_start(seat):
-    """``iter()`` returns once they are ready, which more of them would not make sooner."""
-    seconds = []
-    loader = seat.loader(
-        Indices(12), batch_size=4, num_workers=1, worker_init_fn=lambda _: seconds.append(work())
-    )
-    batches, _, inside = worked_through(loader)
-    whole, of_workers = loader.snapshot(), batches.stats().snapshot(of_workers=True)
-    assert seconds[0] <= seconds_waited(whole) <= inside
-    assert seconds_waited(of_workers) + seconds[0] <= seconds_waited(whole)
-
-
-@in_seats(FORKED, SERVED)
-def test_loop_waits_while_processes_are_started(seat, monkeypatch):
-    """Before the first of them has begun the epoch, too: a fork server itself has to be started."""
+@in_seats(THREADS, FORKED, SERVED)
+def test_loop_waits_while_workers_start(seat, monkeypatch):
+    """Until threads are ready, which more of them would not be sooner; and before the first process
+    has begun the epoch, too: a fork server itself has to be started."""
     seconds = []
 
-    def start_slowly(*args):
+    def slowly(*args):
         seconds.append(sum(work() for _ in range(20)))  # longer than all else that next() does
-        return start_child(*args)
+        return start_child(*args) if seat.are_processes else None
 
-    monkeypatch.setattr(worker_process, "start_child", start_slowly)
-    loader = seat.loader(Indices(12), batch_size=4, num_workers=1)
+    monkeypatch.setattr(worker_process, "start_child", slowly)
+    options = {"worker_init_fn": slowly} if seat.are_threads else {}
+    loader = seat.loader(Indices(12), batch_size=4, num_workers=1, **options)
     batches, own, inside = worked_through(loader)
     whole = loader.snapshot()
     assert seconds[0] + seconds_in_queue(batches) <= seconds_waited(whole) <= inside
