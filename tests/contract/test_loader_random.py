@@ -1,5 +1,6 @@
 """Random numbers while loading: a stream for each sample, and the trainer's left alone."""
 
+import copy
 import random
 from concurrent.futures import ThreadPoolExecutor
 from random import (
@@ -12,6 +13,7 @@ import pytest
 import torch
 from _covering import by_pairs
 from _datasets import Made
+from _first_draws import Draws, Stream, collate
 from _loader_helpers import DataLoader, run_script, torch_loader
 from torch.utils.data import (
     DistributedSampler,
@@ -165,26 +167,6 @@ def test_thread_safe_generator_follows_the_samples_stream(workers):
     assert sorted(items) == sorted(drawn(DataLoader(numbers, 5, seed=3)))
 
 
-def from_workers(_=None):
-    """What each library draws, and the worker's seed."""
-    info = get_worker_info()
-    seed = 0 if info is None else info.seed
-    return three_draws(), torch.randperm(5), seed, named_draw()
-
-
-class IterableFromWorkers(IterableDataset):
-    """The same, 9 items from each worker."""
-
-    def __iter__(self):
-        for _ in range(9):
-            yield from_workers()
-
-
-def collate_and_draw(samples):
-    """Draws for the batch."""
-    return torch.utils.data.default_collate(samples), three_draws()
-
-
 def seed_workers(number):
     """What Lightning's does, in short."""
     seed = torch.initial_seed() + number
@@ -193,27 +175,17 @@ def seed_workers(number):
     np.random.seed(seed % 2**32)
 
 
-def flat(value):
-    """All numbers in a batch."""
-    if isinstance(value, torch.Tensor):
-        return value.tolist()
-    return [flat(part) for part in value]
-
-
 @pytest.mark.usefixtures("led_by")
 @by_pairs(
     workers=[{}, THREADS, PROCESSES],
     init_fn=[None, seed_workers],
-    dataset=[
-        pytest.param(Made(from_workers, 22), id="map"),
-        pytest.param(IterableFromWorkers(), id="iterable"),
-    ],
+    dataset=[pytest.param(Draws(22), id="map"), pytest.param(Stream(), id="iterable")],
 )
 def test_worker_streams_are_torchs_own(dataset, init_fn, workers):
     """rng="worker": the bits that torch's worker processes draw, from all three libraries."""
     options = {
         "num_workers": workers.get("num_workers", 0),
-        "collate_fn": collate_and_draw,
+        "collate_fn": collate,
         "worker_init_fn": init_fn,
         "persistent_workers": bool(workers),
     }
@@ -222,8 +194,8 @@ def test_worker_streams_are_torchs_own(dataset, init_fn, workers):
         torch.manual_seed(11)
         random.seed(12)
         np.random.seed(13)
-        loader = make(dataset, 4, **{**options, **more})
-        return [flat(batch) for _ in range(2) for batch in loader], three_draws().tolist()
+        loader = make(copy.deepcopy(dataset), 4, **{**options, **more})
+        return repr([[batch for _ in range(2) for batch in loader], three_draws()])
 
     assert two_epochs(DataLoader, rng="worker", **workers) == two_epochs(torch_loader)
 
@@ -231,10 +203,12 @@ def test_worker_streams_are_torchs_own(dataset, init_fn, workers):
 def test_worker_streams_are_replayable_when_seeded():
     """With a seed they are dealt out anew for every epoch, also on threads that live on."""
     options = {"seed": 4, "rng": "worker", **THREADS}
-    loader = DataLoader(Made(from_workers, 22), 4, persistent_workers=True, **options)
-    epochs = [[flat(batch[:2]) for batch in loader] for _ in range(2)]
-    again = DataLoader(Made(from_workers, 22), 4, **options)
-    assert [[flat(batch[:2]) for batch in again] for _ in range(2)] == epochs
+    loader, again = (
+        DataLoader(Made(three_draws, 22), 4, persistent_workers=persistent, **options)
+        for persistent in (True, False)
+    )
+    epochs = [drawn(loader) for _ in range(2)]
+    assert [drawn(again) for _ in range(2)] == epochs
     assert epochs[0] != epochs[1]
 
 
