@@ -7,6 +7,7 @@ and no reading can lose what another one saw. Times are integer nanoseconds.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import sub
 from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def _difference(now: Sequence[int], before: Sequence[int]) -> tuple[int, ...]:
-    return tuple(a - b for a, b in zip(now, before, strict=True))
+    return tuple(map(sub, now, before))
 
 
 class TaskCounters(NamedTuple):

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from operator import add
 from time import monotonic, perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -127,8 +128,10 @@ class TaskStatsHook(TaskHook):
         numbers: dict[str, Any] = {n: sum(getattr(c, n) for c in cells) for n in _SUMMED}
         if not cells:
             return TaskCounters(elapsed_ns)
-        histograms = zip(*(cell.histogram.counts() for cell in cells), strict=True)
-        return TaskCounters(elapsed_ns, histogram=tuple(map(sum, histograms)), **numbers)
+        histogram, *others = (cell.histogram.counts() for cell in cells)
+        for other in others:
+            histogram = tuple(map(add, histogram, other))
+        return TaskCounters(elapsed_ns, histogram=histogram, **numbers)
 
     def start(self) -> None:
         """Start the clock with the stage. Called by the engine."""

@@ -235,7 +235,7 @@ def came_at_the_end(kind, place, **options):
         (IndexStream, {}, 3),
         (Indices, {"num_workers": 1, "isolation": "thread"}, 101),
         (IndexStream, {"num_workers": 1, "isolation": "thread", "persistent_workers": True}, 101),
-        (IndexStream, {"num_workers": 1, "isolation": "process"}, 701),
+        (IndexStream, {"num_workers": 1, "isolation": "process"}, 101),
     ],
     ids=["none", "none, stream", "thread", "persistent, stream", "process, stream"],
 )

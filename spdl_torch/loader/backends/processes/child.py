@@ -161,7 +161,10 @@ def _stacks_left_out() -> Iterator[None]:
             sys.tracebacklimit = limit
 
 
-_READINGS_NS = 100_000_000  # the least time between readings; the last batch always has one
+# To write what was counted takes as long as a small batch: it is done where no job has come for a
+# moment, and otherwise now and then.
+_MOMENT_MS = 0.5
+_COUNT_NS = 50_000_000
 
 
 class Trainer:
@@ -182,8 +185,8 @@ class Trainer:
         self._page = page
         self._sending = RLock()  # re-entrant: sending may log
         self._waiting: deque[Given | Restart] = deque()  # read before their turn
-        self._epoch = self._num_came = self._num_sent = 0
-        self._waited_ns = self._readings_ns = 0
+        self._epoch = self._num_sent = self._num_counted = 0
+        self._waited_ns = self._counted_ns = 0
 
     # What comes:
 
@@ -191,8 +194,7 @@ class Trainer:
         """Begin an epoch: the worker takes it from ``epochs``."""
         assert self.counts is not None, "guaranteed by who calls it"
         self._epoch, key, workers = beginning
-        # What waits are jobs of this epoch: those of the last one were dropped.
-        self._num_came, self._num_sent, self._waited_ns = len(self._waiting), 0, 0
+        self._num_sent = self._num_counted = self._waited_ns = 0
         recorder = SharedRecorder(self._page.ring, self._epoch, enabled=self.records)
         queues: Any = self
         begun = Epoch(
@@ -221,19 +223,25 @@ class Trainer:
                 self.epochs.close()
                 raise ChannelClosed
             self._page.idle_since_ns = since_ns
-            self._wait()
+            is_counted = self._num_counted == self._num_sent
+            self._wait(None if is_counted else _MOMENT_MS)
             self._read()
+            if not (is_counted or self._waiting):
+                self._count()
         message = self._waiting.popleft()
         if isinstance(message, Restart):
             self.begin(message)
             raise ChannelClosed
-        self._waited_ns += perf_counter_ns() - since_ns
+        now_ns = perf_counter_ns()
+        self._waited_ns += now_ns - since_ns
         self._page.idle_since_ns = 0
+        if now_ns - self._counted_ns >= _COUNT_NS:
+            self._count()
         return message
 
-    def _wait(self) -> None:
+    def _wait(self, milliseconds: float | None = None) -> None:
         """Wait until something comes; what did not fit before is sent as soon as it does."""
-        self.wire.wait()
+        self.wire.wait(milliseconds)
         if self.wire.unsent:
             with self._sending:
                 self.wire.flush()
@@ -254,7 +262,6 @@ class Trainer:
                 *job, slabs, spent = message
                 self.writer.slabs.freed(slabs, spent)
                 self._waiting.append(Given(*job))
-                self._num_came += 1
         if wire.is_over:  # nobody wants the batches
             self._waiting.clear()
 
@@ -280,7 +287,6 @@ class Trainer:
         writer = self.writer
         self._num_sent += 1
         retired = writer.slabs.retired()
-        self._note_readings()  # before: who has the batch finds it counted
         try:
             content = pickle_of(self._answer(result, retired))
         except BaseException as error:  # an object's own __reduce__ may raise anything
@@ -296,13 +302,12 @@ class Trainer:
     def _answer(self, result: Result, retired: tuple[int, ...]) -> Answer:
         return Answer(self._epoch, with_errors(result, pack_error), retired, perf_counter_ns())
 
-    def _note_readings(self) -> None:
-        now = perf_counter_ns()
-        is_last = self._num_sent >= self._num_came
-        if self.counts is None or not (is_last or now - self._readings_ns >= _READINGS_NS):
-            return
-        self._readings_ns = now
-        self._page.count(self._epoch, pickle.dumps(self.counts.readings(), 5))
+    def _count(self) -> None:
+        """Write what has been counted: the trainer waits for that where it has all batches."""
+        self._counted_ns, self._num_counted = perf_counter_ns(), self._num_sent
+        if self.counts is not None:
+            counts = pickle.dumps(self.counts.readings(), 5)
+            self._page.count(self._epoch, self._num_sent, counts)
 
     def send_all(self) -> None:
         """Wait until all was sent, or the trainer is gone."""

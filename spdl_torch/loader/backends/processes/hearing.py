@@ -128,6 +128,7 @@ class Hearing:
             results, result = self.results, answer.result
             job = child.jobs.pop(result.number, None) if answer.epoch == child.epoch else None
             if job is not None:
+                child.num_answered += 1
                 results.append((child, result, answer.done_ns))
             else:
                 _give_back(child, result)

@@ -30,7 +30,7 @@ PARTS = ("fetch", "collate")
 """What the ring's turns consist of."""
 
 _word = struct.Struct("q")  # aligned, and so written and read as one
-_slot = struct.Struct("IIqq")  # checksum, bytes, epoch, turn
+_slot = struct.Struct("IIqqq")  # checksum, bytes, epoch, number of batches, turn
 
 # The places and sizes of what is longer. Of all that, only what is written takes memory.
 _SLOTS, _SLOT_BYTES = 64, 32 * 1024
@@ -83,8 +83,9 @@ class Page:
         """Let go of the file: the other process has the memory as well."""
         self._file = None
 
-    def count(self, epoch: int, counts: bytes) -> None:
-        """Write the pickle of what has been counted. What does not fit is left out.
+    def count(self, epoch: int, num_batches: int, counts: bytes) -> None:
+        """Write the pickle of what has been counted, in so many batches. What does not fit is left
+        out.
 
         There are two slots, written in turn, as the process may be killed while it writes one.
         """
@@ -92,18 +93,19 @@ class Page:
         if _slot.size + size > _SLOT_BYTES:
             return
         self._turn += 1
-        _slot.pack_into(self._memory, start, zlib.crc32(counts), size, epoch, self._turn)
+        head = zlib.crc32(counts), size, epoch, num_batches, self._turn
+        _slot.pack_into(self._memory, start, *head)
         self._memory[start + _slot.size : start + _slot.size + size] = counts
 
-    def counts(self, epoch: int) -> bytes | None:
-        """Return what was written last in that epoch; None = nothing."""
-        found: list[tuple[int, bytes]] = []
+    def counts(self, epoch: int) -> tuple[int, bytes]:
+        """Return what was written last in that epoch, and of how many batches; empty = nothing."""
+        found = [(0, 0, b"")]
         for start in (_SLOTS, _SLOTS + _SLOT_BYTES):
-            checksum, size, of_epoch, turn = _slot.unpack_from(self._memory, start)
+            checksum, size, of_epoch, number, turn = _slot.unpack_from(self._memory, start)
             content = self._memory[start + _slot.size : start + _slot.size + size]
             if size and of_epoch == epoch and zlib.crc32(content) == checksum:
-                found.append((turn, content))
-        return max(found)[1] if found else None
+                found.append((turn, number, content))
+        return max(found)[1:]
 
     def say(self, text: str) -> None:
         """Write what is at work."""

@@ -51,14 +51,14 @@ class ProcessCounts:
 
     def replaced(self, child: WorkerProcess) -> None:
         """Keep what a child that was killed has counted."""
-        self._gone.append(child.latest or b"")
+        self._gone.append(child.latest)
         self.num_replaced += 1
 
     def left(self, child: WorkerProcess) -> None:
         """Keep what a child that is about to end has counted and recorded."""
         if self._rows is not None:
             self._rows.keep(child)
-        self._gone.append(child.latest or b"")
+        self._gone.append(child.latest)
 
     def begin(self, epoch: Epoch) -> None:
         """Count an epoch from now on."""

@@ -168,12 +168,12 @@ class Wire:
             else:
                 unsent.popleft()
 
-    def wait(self) -> None:
-        """Wait until something has come, or there is room for what is unsent."""
-        if self.unsent:
+    def wait(self, milliseconds: float | None = None) -> None:
+        """Wait until something has come, or there is room for what is unsent; so long at most."""
+        if self.unsent or milliseconds is not None:
             poll = select.poll()
-            poll.register(self.socket, select.POLLIN | select.POLLOUT)
-            poll.poll()
+            poll.register(self.socket, select.POLLIN | (select.POLLOUT if self.unsent else 0))
+            poll.poll(milliseconds)
             self.read()
         else:
             self._read_once(_CLOSED_ON_EXEC)

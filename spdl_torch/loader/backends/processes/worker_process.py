@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 _ASK_SECONDS = 2.0  # for an answer
 _LOOK_SECONDS = 0.001  # between two looks for it
+_COUNT_SECONDS = 0.1  # for what it counts once it has no job
 _END_SECONDS = 10.0  # for a process whose wire has ended; twice what it gives to its last sample
 
 
@@ -68,6 +69,8 @@ class WorkerProcess:
         self.num_lives = num_lives
         self.jobs: dict[int, Given] = {}
         """The jobs that it has not answered, in the order in which it got them."""
+        self.num_answered = 0
+        """The number of jobs of this epoch that it has answered."""
         self.epoch = 0
         """The number of epochs begun in it after the first."""
         self.page = Page.new()
@@ -166,6 +169,7 @@ class WorkerProcess:
     def restart(self, epoch: Epoch) -> None:
         """Begin another epoch: outstanding jobs are dropped."""
         self.epoch += 1
+        self.num_answered = 0
         self.jobs.clear()
         self.send(Restart(self.epoch, epoch.key, epoch.workers))
 
@@ -208,9 +212,16 @@ class WorkerProcess:
         return bool(self.page.is_up)
 
     @property
-    def latest(self) -> bytes | None:
-        """The pickle of its last ``Readings`` of this epoch; None = there is none yet."""
-        return self.page.counts(self.epoch)
+    def latest(self) -> bytes:
+        """The pickle of its last ``Readings`` of this epoch; empty = there is none yet. Where it
+        has no job, it is about to count its last batch: waits for that, a moment."""
+        end = monotonic() + _COUNT_SECONDS
+        while True:
+            num_counted, counts = self.page.counts(self.epoch)
+            is_whole = num_counted >= self.num_answered or self.is_over
+            if is_whole or self.jobs or monotonic() > end:
+                return counts
+            sleep(_LOOK_SECONDS / 4)
 
     @property
     def has_recorded(self) -> bool:
