@@ -65,6 +65,25 @@ def test_decode_image_turns_by_exif_only_when_asked(file_format, orientation):
     assert torch.equal(decode_image(content), pillow(content))
 
 
+@pytest.mark.parametrize("change", ["another segment before it", "damaged name"])
+def test_decode_image_turns_by_the_segment_that_has_exifs_name(change):
+    """Whatever else there is of that kind, as Pillow does."""
+    exif = Image.Exif()
+    exif[0x112] = 6
+    content = encode(photograph(), "JPEG", exif=exif)
+    if change == "damaged name":
+        content = content.replace(b"Exif\0\0", b"exif\0\0", 1)
+    else:
+        words = b"http://ns.adobe.com/xap/1.0/\0"
+        length = struct.pack(">H", 2 + len(words))
+        content = content[:2] + b"\xff\xe1" + length + words + content[2:]
+    with Image.open(io.BytesIO(content)) as image:
+        upright = np.array(ImageOps.exif_transpose(image).convert("RGB"))
+    assert (upright.shape[:2] == (97, 61)) == (change != "damaged name")
+    turned = decode_image(content, apply_exif_orientation=True)
+    assert torch.equal(turned, torch.from_numpy(upright).permute(2, 0, 1))
+
+
 def test_decode_image_takes_every_kind_of_source(tmp_path):
     """Path, str, bytes, bytearray, memoryview, tensor and file object give the same picture."""
     content = KINDS["jpeg"]

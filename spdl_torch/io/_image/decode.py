@@ -35,7 +35,7 @@ from spdl_torch.errors import DecodeError
 
 from .._source import Source, read_source, source_name
 from . import kernel, libjpeg_turbo
-from .header import exif_markers, is_scan, plain_jpeg_scan, read_header
+from .header import begins_with_exif, exif_markers, is_scan, plain_jpeg_scan, read_header
 from .pillow import (
     check_size,
     decode_reduced,
@@ -258,6 +258,9 @@ def _checked_codec(
     header = read_header(data.numpy().data)
     codec = _whole_codec_of(header, turns)
     if header is not None:
+        # torchvision obeys the first segment, whatever its name is; Pillow looks for the name.
+        if turns and header.format == "jpeg" and not begins_with_exif(data.numpy().data):
+            codec = None
         check_size(header, data.numel(), name, warn=codec is not None)  # Pillow warns by itself
     return codec
 

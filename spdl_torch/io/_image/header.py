@@ -95,6 +95,12 @@ def exif_markers(data: memoryview) -> list[int]:
     return [place - 1 for marker, place in _jpeg_segments(data) if marker == _JPEG_APPLICATION_1]
 
 
+def begins_with_exif(data: memoryview) -> bool:
+    """Return whether the first of these segments, if there is one, has EXIF's name."""
+    places = exif_markers(data)
+    return not places or bytes(data[places[0] + 3 : places[0] + 9]) == b"Exif\0\0"
+
+
 _NOT_IN_A_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 
 
