@@ -90,6 +90,16 @@ async def aspread(item):
         yield output
 
 
+def outputs_of(kind, item):
+    """What an op of this kind makes of an item, one by one; None is dropped."""
+    if kind in ("failing generator", "executor generator"):
+        return spread_then_fail(item)
+    if "generator" in kind:
+        return spread(item)
+    function = drop_some if "dropping" in kind else fail_some if "failing" in kind else plus
+    return [function(item)]
+
+
 def evaluate(plan, items):
     """What one stage makes of ``items``, in order, and how many calls fail."""
     outputs, num_failures = [], 0
@@ -100,24 +110,12 @@ def evaluate(plan, items):
     for item in items:
         made = []
         try:
-            if plan.kind == "failing generator":
-                made = outputs  # what came before the failure has left already
-                made.extend(x for x in _until_failure(spread_then_fail, item, made))
-            elif plan.kind == "executor generator":
-                made = list(spread_then_fail(item))  # all or nothing
-            elif "generator" in plan.kind:
-                made = [x for x in spread(item) if x is not None]
-            elif "dropping" in plan.kind:
-                made = [x for x in [drop_some(item)] if x is not None]
-            elif "failing" in plan.kind:
-                made = [fail_some(item)]
-            else:
-                made = [plus(item)]
+            made.extend(outputs_of(plan.kind, item))  # up to the failure
         except Boom:
             num_failures += 1
-            continue
-        if made is not outputs:
-            outputs.extend(made)
+            if plan.kind != "failing generator":  # of which what came before has left already
+                continue
+        outputs += [output for output in made if output is not None]
     return outputs, num_failures
 
 
@@ -128,12 +126,6 @@ def num_dropped(plan, items):
     if "dropping" in plan.kind:
         return sum(drop_some(item) is None for item in items)
     return sum(item % 4 > 1 for item in items) * (plan.kind in ("generator", "async generator"))
-
-
-def _until_failure(generator, item, sink):
-    for output in generator(item):
-        sink.append(output)
-    return ()
 
 
 OPS = {

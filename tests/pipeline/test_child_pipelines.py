@@ -71,37 +71,21 @@ def pids():
     return [p.pid for p in multiprocessing.active_children() if p.name == "spdl-loader"]
 
 
-def test_one_pipeline_in_one_child_serves_all_epochs():
-    """The same threads, in another process; no item crosses."""
-    source = Epochs(5)
-    items = in_child(source, where, continuous=True)
-    epochs = [list(items) for _ in range(3)]
-    assert [[item for item, _, _ in epoch] for epoch in epochs] == [
-        source.items(n) for n in range(3)
-    ]
-    places = {
-        place for epoch in epochs for _, *place in map(list, epoch) for place in [tuple(place)]
-    }
-    assert len(places) == 1
-    assert next(iter(places))[0] == pids()[0] != os.getpid()
-
-
-def test_each_pass_of_another_source_builds_a_pipeline_in_the_same_child():
-    """From the source's beginning, also after one that was left early."""
+@pytest.mark.parametrize("continuous", [False, True])
+def test_one_child_serves_all_epochs(continuous):
+    """No item crosses from one to the next. A continuous pipeline goes on where a loop was left
+    early, on the same threads; another one is built anew for each pass."""
     source = Epochs(8)
-    items = in_child(source, where, concurrency=2, output_order="input")
-    assert [item for item, _, _ in islice(items, 2)] == source.items(0)[:2]
-    passes = [list(items), list(items)]
-    assert [[item for item, _, _ in one] for one in passes] == [source.items(1), source.items(2)]
-    assert {pid for one in passes for _, pid, _ in one} == set(pids())
-
-
-def test_epoch_that_is_left_early_goes_on_in_the_next_loop():
-    """As in a pipeline of this process: nothing is lost."""
-    source = Epochs(9)
-    items = in_child(source, same, continuous=True)
-    assert [*islice(items, 2), *islice(items, 3), *items] == source.items(0)
-    assert list(items) == source.items(1)
+    items = in_child(source, where, continuous=continuous)
+    passes = [[*islice(items, 2)], *(list(items) for _ in range(3))]
+    first, second, *others = [[item for item, _, _ in one] for one in passes]
+    if continuous:
+        assert [first + second, *others] == [source.items(n) for n in range(3)]
+        assert len({place for one in passes for _, *place in one for place in [tuple(place)]}) == 1
+    else:
+        assert first == source.items(0)[:2]
+        assert [second, *others] == [source.items(n) for n in range(1, 4)]
+    assert {pid for one in passes for _, pid, _ in one} == set(pids()) != {os.getpid()}
 
 
 def test_second_loop_ends_the_first():

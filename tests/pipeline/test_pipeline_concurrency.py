@@ -29,7 +29,6 @@ from hypothesis.stateful import (
 )
 
 import spdl_torch.engine.counters as headcount_module
-from spdl_torch.autotune import PerfParams
 from spdl_torch.engine.counters import ThreadCount
 from spdl_torch.pipeline import PipelineBuilder, PipelineFailure
 
@@ -184,13 +183,6 @@ def test_change_has_no_effect_when_the_run_has_ended():
             assert list(items) == [1, 2]
         hands.run.set_concurrency("op", 8)
         assert not workers_of("op")
-
-
-def test_tuner_is_refused_without_figures():
-    """It would have nothing to go by."""
-    builder = PipelineBuilder().add_source([1]).pipe(abs).add_sink()
-    with pytest.raises(ValueError, match=r"tuner needs figures.*stats=False"):
-        builder.build(stats=False, **PerfParams.auto(write=None).build_options())
 
 
 def test_room_grows_with_the_threads_but_not_where_the_user_gave_it():

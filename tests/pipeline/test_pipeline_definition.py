@@ -10,6 +10,7 @@ import pytest
 from _gates import asame, pipeline_of, same
 
 from spdl_torch import PipelineDataset
+from spdl_torch.autotune import PerfParams
 from spdl_torch.pipeline import (
     Aggregate,
     Disaggregate,
@@ -181,6 +182,24 @@ def whole(builder):
         (lambda b: whole(b).build(num_threads=0), ValueError, "num_threads must be >= 1 or None"),
         (lambda b: whole(b).build(max_failures=2.0), ValueError, "build: a share in max_failures"),
         (lambda b: whole(b).build(report_stats_interval=0), ValueError, "interval must be > 0"),
+        (
+            lambda b: whole(b).build(stats=False, **PerfParams.auto(write=None).build_options()),
+            *(ValueError, r"tuner needs figures.*stats=False"),
+        ),
+        (
+            lambda b: b.add_source((n for n in range(3)), continuous=True),
+            *(ValueError, "a generator can be iterated only once"),
+        ),
+        (
+            lambda b: PipelineDataset(b.add_source([1], continuous=True).add_sink()),
+            *(ValueError, "the source must not be continuous"),
+        ),
+        (lambda b: PipelineSpec([1], [], SinkSpec(1)), TypeError, "src must be a SourceSpec"),
+        (lambda b: config_of([], same), TypeError, "pipes must be what Pipe, .*, got function"),
+        (lambda b: PipelineSpec(SourceSpec([]), [], 3), TypeError, "sink must be a SinkSpec, got"),
+        (lambda b: SourceSpec(7), TypeError, "expected an iterable or an async iterable, got int"),
+        (lambda b: Aggregate("3"), TypeError, "n must be an int, got '3'"),
+        (lambda b: replace(Aggregate(3), concurrency=2), ValueError, "must be 1 for an aggregate"),
     ],
 )
 def test_builder_refuses_what_cannot_be_meant(make, error, match):
@@ -287,27 +306,3 @@ def test_collate_is_aggregate():
     collate = Collate(2)
     assert [collate.accumulate(n) for n in range(3)] == [None, [0, 1], None]
     assert (collate.flush(), collate.flush()) == ([2], None)
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "match"),
-    [
-        (lambda: PipelineSpec([1], [], SinkSpec(1)), TypeError, "src must be a SourceSpec"),
-        (lambda: config_of([], same), TypeError, "pipes must be what Pipe, .*, got function"),
-        (lambda: PipelineSpec(SourceSpec([]), [], 3), TypeError, "sink must be a SinkSpec, got"),
-        (lambda: SourceSpec(7), TypeError, "expected an iterable or an async iterable, got int"),
-        (lambda: Aggregate("3"), TypeError, "n must be an int, got '3'"),
-        (lambda: replace(Aggregate(3), concurrency=2), ValueError, "must be 1 for an aggregate"),
-    ],
-)
-def test_definition_that_cannot_be_meant_is_refused(make, error, match):
-    """At the line that writes it."""
-    with pytest.raises(error, match=match):
-        make()
-
-
-def test_dataset_refuses_a_continuous_source():
-    """With what to do instead."""
-    builder = PipelineBuilder().add_source([1], continuous=True).add_sink()
-    with pytest.raises(ValueError, match="the source must not be continuous"):
-        PipelineDataset(builder)

@@ -220,12 +220,6 @@ def test_source_with_set_epoch_is_given_the_numbers_of_epochs(first):
     assert source.epochs_set[:2] == [first + 1, first + 2]
 
 
-def test_generator_is_refused():
-    """It would give one epoch, and then empty ones without end."""
-    with pytest.raises(ValueError, match="a generator can be iterated only once"):
-        PipelineBuilder().add_source((n for n in range(3)), continuous=True)
-
-
 class Sums(Aggregator):
     """Adds up until 10 is reached."""
 
