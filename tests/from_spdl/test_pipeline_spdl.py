@@ -95,24 +95,47 @@ def test_queue_class_is_called_as_spdl_calls_it(queue_class, interval, expected)
         assert entries == {"0:0:src_queue": 5, "0:1:same_queue": 5, "0:2:sink_queue": 5}
 
 
-def queue_with(**methods):
-    """A queue class with methods of its own."""
-    return type("Own", (StatsQueue,), methods)
+def queues(**methods):
+    """Queues with methods of their own."""
+    return {"queue_class": type("Own", (StatsQueue,), methods)}
+
+
+def hooks(**methods):
+    """A hook with methods of its own."""
+    return {"task_hook_factory": lambda info: [type("Own", (TaskHook,), methods)()]}
 
 
 @pytest.mark.parametrize(
-    ("queue_class", "error", "match"),
+    ("build", "match"),
     [
-        (queue_with(put=asame), TypeError, r"Own\.put is a coroutine function.*_stats_callback"),
-        (queue_with(get=same), TypeError, r"Own\.get would never be called.*get_numbered"),
-        (lambda info, buffer_size: queue.Queue(), TypeError, "must make a .*StatsQueue, got Queue"),
-        (lambda info: StatsQueue(info, 1), TypeError, "unexpected keyword argument 'buffer_size'"),
+        (queues(put=asame), r"Own\.put is a coroutine function.*_stats_callback"),
+        (queues(get=same), r"Own\.get would never be called.*get_numbered"),
+        (
+            {"queue_class": lambda info, buffer_size: queue.Queue()},
+            "must make a .*StatsQueue, got Queue",
+        ),
+        (
+            {"queue_class": lambda info: StatsQueue(info, 1)},
+            "unexpected keyword argument 'buffer_size'",
+        ),
+        (hooks(task_hook=aspread), r"'decode': Own\.task_hook .*async gen.*asynccontextmanager"),
+        (hooks(stage_hook=spread), r"'decode': Own\.stage_hook .*contextlib\.contextmanager"),
+        (hooks(stage_hook=asame), r"'decode': Own\.stage_hook .*coroutine.*asynccontextmanager"),
+        (
+            {"task_hook_factory": lambda info: [object()]},
+            r"'decode', a object, has no stage_hook",
+        ),
+        (
+            {"task_hook_factory": lambda info: None},
+            r"must return a list of hooks for stage 'decode', got NoneType",
+        ),
     ],
 )
-def test_queue_class_that_cannot_work_is_refused_at_build(queue_class, error, match):
-    """Not in the middle of the run, as a failure of the source."""
-    with no_leak(), pytest.raises(error, match=match):
-        pipeline_of(range(5), same, build={"queue_class": queue_class})
+def test_what_cannot_work_is_refused_at_build(build, match):
+    """Not in the middle of the run, as a failure of the source; with its class, its stage and what
+    to write."""
+    with no_leak(), pytest.raises(TypeError, match=match):
+        pipeline_of(range(5), same, name="decode", build=build)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -144,33 +167,6 @@ def test_stage_hook_of_a_queue_class_is_entered(asynchronous):
         list(p)
     names = ["src", "same", "sink"]
     assert log == [("enter", n, 0) for n in names] + [("leave", n, 5) for n in names]
-
-
-def hook_of(**methods):
-    """A hook with methods of its own."""
-    return type("Own", (TaskHook,), methods)()
-
-
-@pytest.mark.parametrize(
-    ("made", "match"),
-    [
-        (
-            [hook_of(task_hook=aspread)],
-            r"'decode': Own\.task_hook .*async gen.*asynccontextmanager",
-        ),
-        ([hook_of(stage_hook=spread)], r"'decode': Own\.stage_hook .*contextlib\.contextmanager"),
-        (
-            [hook_of(stage_hook=asame)],
-            r"'decode': Own\.stage_hook .*coroutine.*asynccontextmanager",
-        ),
-        ([object()], r"'decode', a object, has no stage_hook"),
-        (None, r"must return a list of hooks for stage 'decode', got NoneType"),
-    ],
-)
-def test_hook_that_lacks_its_decorator_is_refused_at_build(made, match):
-    """With its class, its stage and what to write."""
-    with no_leak(), pytest.raises(TypeError, match=match):
-        pipeline_of([1], same, name="decode", build={"task_hook_factory": lambda info: made})
 
 
 @pytest.mark.parametrize("op", [same, asame])

@@ -253,28 +253,24 @@ def test_sampler_is_named_where_it_takes_most_of_the_loop_s_time(num_workers, sa
     assert f"then {limit} is the limit" in str(prediction)
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_loader_measures_what_the_model_needs(num_workers):
-    """CPU time of the process and its cores, with workers and without."""
-    loader = DataLoader(SafeIndices(4096), batch_size=1024, num_workers=num_workers)
+@pytest.mark.parametrize(
+    ("num_workers", "isolation"), [(0, "thread"), (1, "thread"), (1, "process")]
+)
+def test_loader_measures_what_the_model_needs(num_workers, isolation):
+    """CPU time of the program, its processes' too, and its cores, with workers and without; how
+    long they had none. Where no GIL is shared nobody looks at one."""
+    options = {"num_workers": num_workers, "isolation": isolation}
+    loader = DataLoader(SafeIndices(4096), batch_size=1024, **options)
     for _ in loader:
         pass
     report = loader.report()
-    assert report.probes.num_cores >= 1
-    assert report.probes.cores_used > 0
+    probes, is_process = report.probes, isolation == "process"
+    assert probes.num_cores >= 1
+    assert probes.cores_used > 0
+    if is_process:
+        assert (probes.own_gil, probes.gil_seconds) == (True, None)
+        if os.path.exists("/proc/self/schedstat"):
+            assert 0 <= probes.run_delay_ratio <= 1
     reason = report.what_if(num_workers=4).reason
     assert "the window is short" in reason or "only 4 batches were delivered" in reason
     assert report.predictions == ()
-
-
-@pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="Linux's statistics")
-def test_worker_with_a_process_of_its_own_shows_how_long_it_had_no_core():
-    """And the processes' CPU time counts; no GIL is shared, so nobody looks at one."""
-    loader = DataLoader(SafeIndices(4096), batch_size=64, num_workers=1, isolation="process")
-    for _ in loader:
-        pass
-    probes = loader.report().probes
-    assert 0 <= probes.run_delay_ratio <= 1
-    assert probes.cores_used > 0
-    assert probes.own_gil
-    assert probes.gil_seconds is None

@@ -1,7 +1,6 @@
 """The bounds: calls at once, items that wait, threads that work; and the order of the output."""
 
 import asyncio
-import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -109,39 +108,23 @@ def test_num_threads_does_not_count_a_stage_with_its_own_executor():
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("buffer_size", [1, 2, 4])
+@pytest.mark.parametrize("buffer_size", [None, 1, 2, 4])
 def test_at_most_buffer_size_items_wait_when_nobody_takes(buffer_size, order):
-    """A consumer that stands still stops the source after a known number of items."""
-    source = CountingSource()
-    concurrency, sink = 2, 2
-    p = pipeline_of(
-        source,
-        lambda n: n,
-        concurrency=concurrency,
-        output_order=order,
-        buffer_size=buffer_size,
-        sink=sink,
-    )
+    """A consumer that stands still stops the source after a known number of items. Without a size
+    given there is room for two of each thread: more is for items that are taken quickly."""
+    source, concurrency, sink = CountingSource(), 2, 2
+    pipe = {"concurrency": concurrency, "output_order": order, "buffer_size": buffer_size}
+    p = pipeline_of(source, same, sink=sink, **pipe)
     run_of(p).queues[0].allow_bursts(1)  # none: this queue's size was not given
     with p.auto_stop():
         before = run_of(p).queues[0].capacity + 1  # and the one in the source's hand
-        # ... each worker holds one; the queues are full. The last one has the sink's room, too.
-        until(lambda: source.num_taken == before + concurrency + buffer_size + sink)
+        room = (buffer_size or 2 * concurrency) + sink  # the last queue has the sink's, too
+        until(lambda: source.num_taken == before + concurrency + room)  # each worker holds one
         queues = run_of(p).queues[:2]
         assert [len(q) for q in queues] == [q.capacity for q in queues]
-        assert queues[1].capacity == buffer_size + sink
+        assert queues[1].capacity == room
     for queue in queues:
         assert queue.counters().peak_items <= queue.capacity
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_results_do_not_pile_up_behind_a_loop_that_stands_still(order):
-    """Without ``buffer_size``, too: more room is for items that are taken quickly."""
-    p = pipeline_of(itertools.count(), same, concurrency=2, output_order=order, sink=1)
-    with p.auto_stop():
-        outlet = run_of(p).outlet
-        until(lambda: outlet.counters().put_wait[1] == 2)
-        assert len(outlet) == outlet.capacity == 2 * 2 + 1
 
 
 def test_input_order_is_kept_when_the_first_call_is_the_last_to_end():
