@@ -5,9 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 from spdl_torch.observe.trace.chrome_trace import OURS, nanoseconds
 from spdl_torch.observe.trace.trace_file import profiles_of
@@ -28,25 +28,6 @@ _TYPES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TraceSummary:
-    """The contents of a trace. In one of ours, only our rows are counted."""
-
-    ranks: tuple
-    num_rows: int
-    """The number of threads with slices."""
-    num_slices: int
-    num_flows: int
-    """The number of arrows: items that can be followed."""
-    num_instants: int
-    num_others: int
-    """The number of other programs' events: torch's, after a merge."""
-    num_lost: int
-    """The number of turns and parts overwritten in memory before the trace was written."""
-    num_left_out: int
-    """The number of slices and instants beyond ``max_events`` or before ``last_seconds``."""
-
-
 def content_of(path):
     """The JSON of a trace's file, which may be compressed."""
     content = Path(path).read_bytes()
@@ -54,10 +35,15 @@ def content_of(path):
 
 
 def check_trace(trace):
-    """Assert that a trace, a file or its contents, can be shown in full; return its summary.
+    """Assert that a trace, a file or its contents, can be shown in full; return what is in it.
 
     It is strict JSON; each event has a time and a row; times in a row go forward; slices of a row
     enclose each other or do not meet; and arrows have both ends.
+
+    In one of ours only our rows are counted, and other programs' events, torch's after a merge, as
+    ``num_others``. ``num_flows``: arrows, of items that can be followed; ``num_lost``: turns and
+    parts that were overwritten in memory before the trace was written; ``num_left_out``: slices and
+    instants beyond ``max_events`` or before ``last_seconds``.
     """
     content = content_of(trace) if isinstance(trace, str | os.PathLike) else trace
     json.dumps(content, allow_nan=False)
@@ -78,7 +64,7 @@ def check_trace(trace):
         _check_nesting(slices)
     for ends in flows.values():
         _check_flow(sorted(ends, key=lambda event: event["ts"]))
-    return TraceSummary(
+    return SimpleNamespace(
         ranks=tuple(sorted({profile["rank"] for profile in profiles})),
         num_rows=len(rows),
         num_slices=sum(map(len, rows.values())),
