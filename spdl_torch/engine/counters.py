@@ -221,6 +221,14 @@ class TaskCell:
         self.histogram = Histogram()
         self._counts = self.histogram.buckets
 
+    def numbers(self) -> tuple[int, ...]:
+        """Return the counts in the order of ``TaskCounters``, up to the histogram. The thread may
+        count on: it counts a task before its failure, and here failures are read before tasks, so
+        there are never more failures than tasks."""
+        failures, failed_ns = self.num_failures, self.failed_ns
+        tasks = self.num_tasks, failures, self.busy_ns, failed_ns
+        return *tasks, self.cpu_ns, self.clocked_ns, self.long_cpu_ns, self.long_ns
+
     def add(self, wall_ns: int, cpu_ns: int) -> None:
         """Count a task that succeeded; ``cpu_ns`` < 0: it was not read."""
         self.num_tasks += 1
@@ -246,7 +254,7 @@ class TaskCell:
 
     def add_failure(self, wall_ns: int, cpu_ns: int) -> None:
         """Count a task that raised."""
-        self.num_tasks += 1  # before the failure: see TaskStatsHook.counters
+        self.num_tasks += 1  # before the failure: see ``numbers``
         self.num_failures += 1
         self.busy_ns += wall_ns
         self.failed_ns += wall_ns

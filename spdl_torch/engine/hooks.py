@@ -65,14 +65,6 @@ class TaskHook:
         return nullcontext()
 
 
-# Threads count on while these are read, in this order. Each counts a task before its failure, and
-# here failures are read before tasks: so there are never more failures than tasks.
-_SUMMED = (
-    *("num_failures", "failed_ns", "num_tasks", "busy_ns"),
-    *("cpu_ns", "clocked_ns", "long_cpu_ns", "long_ns"),
-)
-
-
 class TaskStatsHook(TaskHook):
     """Time every task inside the thread that runs it: wall and thread CPU time.
 
@@ -125,13 +117,13 @@ class TaskStatsHook(TaskHook):
         """Return everything counted so far, over all threads."""
         cells = tuple(self._cells)
         elapsed_ns = (self._ended_ns or perf_counter_ns()) - self._started_ns
-        numbers: dict[str, Any] = {n: sum(getattr(c, n) for c in cells) for n in _SUMMED}
         if not cells:
             return TaskCounters(elapsed_ns)
+        numbers = map(sum, zip(*(cell.numbers() for cell in cells), strict=True))
         histogram, *others = (cell.histogram.counts() for cell in cells)
         for other in others:
             histogram = tuple(map(add, histogram, other))
-        return TaskCounters(elapsed_ns, histogram=histogram, **numbers)
+        return TaskCounters._make((elapsed_ns, *numbers, histogram))
 
     def start(self) -> None:
         """Start the clock with the stage. Called by the engine."""

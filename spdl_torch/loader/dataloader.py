@@ -257,8 +257,9 @@ class DataLoader(TorchDataLoader[T_co]):
         """Return the statistics of the running epoch or, between epochs, of the last one: the
         stages ``fetch``, ``collate`` and, to a CUDA device, ``transfer``, and the share of the time
         that the trainer waited. Its ``data`` has the dataset's own: the samples that each source of
-        a mixture gave, what a cache found, the waste of packs. What worker processes count may be
-        0.05 s old while they have work, and is whole when they have none.
+        a mixture gave, what a cache found, the waste of packs. What worker processes
+        count beside their tasks (the dataset's own, waits for cores and for the GIL) may be 0.05 s
+        old while they have work.
 
         Raises: RuntimeError: nothing was loaded yet, or ``stats=False``.
         """

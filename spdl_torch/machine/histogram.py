@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from itertools import chain, repeat
 
@@ -24,7 +25,7 @@ class Histogram:
     __slots__ = ("buckets",)
 
     def __init__(self) -> None:
-        self.buckets = [0] * _NUM_BUCKETS
+        self.buckets = array("q", NO_COUNTS)
         """The count of each bucket; for writers that cannot afford a call of ``add``."""
 
     def add(self, nanoseconds: int) -> None:

@@ -146,7 +146,7 @@ def test_order_is_that_of_seed_and_epoch(root, kind):
     orders = []
     for seed, epoch in product(range(3), repeat=2):
         source = source_of(kind, root, seed, epoch)
-        running = source.iterate()
+        begun, running = source.iterate(), source.iterate()
         first = numbers_of(islice(running, 1))
         orders.append(tuple(numbers_of(source)))
         for twin in (copy.copy(source), pickle.loads(pickle.dumps(source))):
@@ -154,7 +154,7 @@ def test_order_is_that_of_seed_and_epoch(root, kind):
             assert tuple(numbers_of(twin)) == orders[-1]
         source.set_epoch(epoch + 1)
         assert numbers_of(source) != list(orders[-1])
-        assert (*first, *numbers_of(running)) == orders[-1]
+        assert (*first, *numbers_of(running)) == tuple(numbers_of(begun)) == orders[-1]
     assert len(set(orders)) == len(orders)
     assert all(sorted(order) == [*range(18)] for order in orders)
 

@@ -92,6 +92,7 @@ class DataSource(ABC, Generic[T_co]):
         return self.iterate()
 
     def _with(self, **changes: Any) -> Self:
+        """Return a copy with these changes, which no ``set_epoch`` of this one reaches."""
         twin = shallow_copy(self)
         for name, value in changes.items():
             setattr(twin, name, value)

@@ -164,7 +164,7 @@ class Parquet(ShardSource):
     def iterate(self, start: int = 0) -> Iterator[dict[str, Any]]:
         """Iterate from the ``start``-th item on; row groups before it are not read."""
         check_start(self, start)
-        return self._items(start * (self._batch_size or 1))
+        return self._with()._items(start * (self._batch_size or 1))
 
     def _found(self, pattern: str) -> list[str]:
         is_named = not glob.has_magic(pattern) and pattern.lower().endswith(_ENDINGS)
@@ -195,12 +195,11 @@ class Parquet(ShardSource):
         """Yield the rows of a part in the order of the epoch: window after window is shuffled, so
         that none before that of ``start`` has to be read."""
         place = [number for part in self._parts for number in part]
-        epoch = self._epoch  # of this iteration, though another is set while it goes on
-        order = self._shuffled_groups(random_of("groups", mix.seed, epoch))
+        order = self._shuffled_groups(random_of("groups", mix.seed, self._epoch))
         window, skipped = divmod(start, mix.buffer_size)
         tables = sized(self._read(order, first + window * mix.buffer_size, end), mix.buffer_size)
         for number, table in enumerate(tables, window):
-            seed = seed_of("window", mix.seed, epoch, number, *place)
+            seed = seed_of("window", mix.seed, self._epoch, number, *place)
             yield from shuffled(table, seed)[skipped:].to_batches()
             skipped = 0
 

@@ -143,6 +143,9 @@ class TarShards(ShardSource):
         without an index, or damaged ones, which do not count, may be among those of an index.
         """
         check_start(self, start)
+        return self._with()._iterated(start)
+
+    def _iterated(self, start: int) -> Iterator[dict[str, Any]]:
         if self._has_all_it_counts and self._mix is None:
             return self._unmixed(start)
         if self._mix is None:

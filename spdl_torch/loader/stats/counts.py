@@ -151,6 +151,14 @@ class WorkerCounts:
             data=self.datasets.now(),
         )
 
+    def besides_tasks(self) -> tuple[Any, ...] | None:
+        """Return the same without the tasks, for which a worker with a process of its own has
+        another way."""
+        epoch, before = self._epoch, self._before
+        if epoch is None or before is None:
+            return None
+        return epoch.idle_ns(), before[2], probe_counters(), self.datasets.now()
+
     def remarks(self) -> tuple[str, ...]:
         """Return what a report has to say on the workers."""
         return ()

@@ -42,6 +42,7 @@ from .signals import leave_to_the_trainer
 from .wire import Answer, Fatal, Free, LogLine, Restart, Wire, pickle_of
 
 if TYPE_CHECKING:
+    from ....engine.counters import TaskCell
     from ..backend import LoadSpec
     from ..jobs import Result
     from .wire import File, OwnedSocket
@@ -96,9 +97,9 @@ def _run_worker(trainer: Trainer, asked: OwnedSocket, beginning: Beginning) -> N
         use_one_intra_op_thread()
         count_only_this_thread()
         counts = WorkerCounts(1, spec.recipe.dataset)
-        trainer.records, trainer.counts = spec.stats, counts
-        trainer.begin(beginning.first)
         cells = counts.new_cells(enabled=spec.stats)
+        trainer.counts, trainer.cells = counts, tuple(filter(None, cells))
+        trainer.begin(beginning.first)
         try:
             Worker(
                 *(number, spec, trainer.epochs, activity),
@@ -180,8 +181,8 @@ class Trainer:
         """The epoch that has begun; closed when the trainer is gone."""
         self.counts: WorkerCounts | None = None
         """What counts each epoch; None = nobody."""
-        self.records = False
-        """Whether epochs are recorded."""
+        self.cells: tuple[TaskCell, ...] = ()
+        """The worker's, of fetching and of collating; () = epochs are not recorded."""
         self._page = page
         self._sending = RLock()  # re-entrant: sending may log
         self._waiting: deque[Given | Restart] = deque()  # read before their turn
@@ -195,7 +196,7 @@ class Trainer:
         assert self.counts is not None, "guaranteed by who calls it"
         self._epoch, key, workers = beginning
         self._num_sent = self._num_counted = self._waited_ns = 0
-        recorder = SharedRecorder(self._page.ring, self._epoch, enabled=self.records)
+        recorder = SharedRecorder(self._page.ring, self._epoch, enabled=bool(self.cells))
         queues: Any = self
         begun = Epoch(
             results=queues,
@@ -208,6 +209,8 @@ class Trainer:
             jobs=(queues,),
         )
         self.counts.begin(begun)
+        if self.cells:
+            self._page.begin_tasks(self._epoch, self.cells)
         self.epochs.put(begun)
 
     def get(self) -> Given:
@@ -286,6 +289,8 @@ class Trainer:
         """Send a result, whose batch is packed."""
         writer = self.writer
         self._num_sent += 1
+        if self.cells:
+            self._page.note_tasks(self._epoch, self.cells)
         retired = writer.slabs.retired()
         try:
             content = pickle_of(self._answer(result, retired))
@@ -306,7 +311,7 @@ class Trainer:
         """Write what has been counted: the trainer waits for that where it has all batches."""
         self._counted_ns, self._num_counted = perf_counter_ns(), self._num_sent
         if self.counts is not None:
-            counts = pickle.dumps(self.counts.readings(), 5)
+            counts = pickle.dumps(self.counts.besides_tasks(), 5)
             self._page.count(self._epoch, self._num_sent, counts)
 
     def send_all(self) -> None:

@@ -12,18 +12,23 @@ import os
 import struct
 import threading
 import zlib
+from array import array
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from multiprocessing import reduction
-from time import sleep
+from time import perf_counter_ns, sleep
 from typing import TYPE_CHECKING, Any
 
+from ....engine.counters import TaskCounters
 from ....engine.recorder import CAPACITY
 from ....engine.rings import SharedRing
+from ....machine.histogram import NO_COUNTS
 from ..activity import Activity, describe_activities
 from .wire import File, anonymous_file
 
 if TYPE_CHECKING:
+    from ....engine.counters import TaskCell
     from .wire import OwnedSocket
 
 PARTS = ("fetch", "collate")
@@ -31,11 +36,18 @@ PARTS = ("fetch", "collate")
 
 _word = struct.Struct("q")  # aligned, and so written and read as one
 _slot = struct.Struct("IIqqq")  # checksum, bytes, epoch, number of batches, turn
+# Of fetching and of collating: what a cell has counted, and its histogram.
+_NUM_CELLS, _HISTOGRAM_BYTES = len(PARTS), 8 * len(NO_COUNTS)
+_tasks = struct.Struct(f"qq{_NUM_CELLS * 8}q")  # epoch, time, numbers of the cells
+_TASKS_BYTES = _tasks.size + _NUM_CELLS * _HISTOGRAM_BYTES
+_MOST_LOOKS = 1000  # for a moment in which they are not written
 
 # The places and sizes of what is longer. Of all that, only what is written takes memory.
 _SLOTS, _SLOT_BYTES = 64, 32 * 1024
 _TEXT, _TEXT_BYTES = _SLOTS + 2 * _SLOT_BYTES, 64 * 1024
-_RING = _TEXT + _TEXT_BYTES
+_BEGUN = _TEXT + _TEXT_BYTES
+_NOW = _BEGUN + _TASKS_BYTES
+_RING = _NOW + _TASKS_BYTES
 _BYTES = _RING + SharedRing.num_bytes(CAPACITY)
 
 
@@ -62,6 +74,7 @@ class Page:
     num_said = _Word(16)
     """How often the process has said what is at work in it."""
     _num_bytes_said = _Word(_TEXT)
+    _num_changes = _Word(24)  # of the tasks; odd = one is under way
 
     def __init__(self, file: File) -> None:
         self._file: File | None = file
@@ -107,6 +120,40 @@ class Page:
                 found.append((turn, number, content))
         return max(found)[1:]
 
+    def begin_tasks(self, epoch: int, cells: Sequence[TaskCell]) -> None:
+        """Write what the cells have at the begin of an epoch."""
+        self._write_tasks(_BEGUN, epoch, cells)
+        self.note_tasks(epoch, cells)
+
+    def note_tasks(self, epoch: int, cells: Sequence[TaskCell]) -> None:
+        """Write what the cells have now: cheap enough to be done before each batch is sent, so that
+        who has the batch finds it counted."""
+        self._num_changes += 1
+        self._write_tasks(_NOW, epoch, cells)
+        self._num_changes += 1
+
+    def _write_tasks(self, start: int, epoch: int, cells: Sequence[TaskCell]) -> None:
+        fetch, collate = cells
+        numbers = *fetch.numbers(), *collate.numbers()
+        _tasks.pack_into(self._memory, start, epoch, perf_counter_ns(), *numbers)
+        start += _tasks.size
+        for cell in cells:
+            self._memory[start : start + _HISTOGRAM_BYTES] = cell.histogram.buckets
+            start += _HISTOGRAM_BYTES
+
+    def tasks(self, epoch: int) -> tuple[TaskCounters, TaskCounters] | None:
+        """Return what was counted in that epoch, of fetching and of collating; None = nothing."""
+        for _ in range(_MOST_LOOKS):  # the process may have been killed while it wrote
+            number = self._num_changes
+            content = self._memory[_BEGUN : _NOW + _TASKS_BYTES]
+            if number == self._num_changes and not number % 2:
+                break
+        of_epoch, now = _counters_in(content, _TASKS_BYTES)
+        if of_epoch != epoch or not now[0].elapsed_ns:
+            return None
+        before = _counters_in(content)[1]
+        return now[0].since(before[0]), now[1].since(before[1])
+
     def say(self, text: str) -> None:
         """Write what is at work."""
         content = text.encode(errors="replace")[: _TEXT_BYTES - _word.size]
@@ -120,6 +167,18 @@ class Page:
         """What the process has said last."""
         start = _TEXT + _word.size
         return self._memory[start : start + self._num_bytes_said].decode(errors="replace")
+
+
+def _counters_in(content: bytes, start: int = 0) -> tuple[int, list[TaskCounters]]:
+    """Return the epoch, and what the cells had counted."""
+    epoch, time_ns, *numbers = _tasks.unpack_from(content, start)
+    found, start = [], start + _tasks.size
+    for cell in range(_NUM_CELLS):
+        histogram = array("q", content[start : start + _HISTOGRAM_BYTES])
+        of_cell = numbers[8 * cell : 8 * cell + 8]
+        found.append(TaskCounters._make((time_ns, *of_cell, tuple(histogram))))
+        start += _HISTOGRAM_BYTES
+    return epoch, found
 
 
 def _arrived(duplicate: Any) -> Page:

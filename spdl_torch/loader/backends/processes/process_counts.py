@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import pickle
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,7 +40,7 @@ class ProcessCounts:
         self._rows: ProcessRows | None = None  # of the epoch that began last
         self.num_replaced = 0
         """The number of children that were killed in this epoch, and replaced."""
-        self._gone: list[bytes] = []  # the last readings of these, and of those that left
+        self._gone: list[Readings] = []  # of these, and of those that left
 
     @property
     def children(self) -> list[WorkerProcess]:
@@ -51,14 +50,18 @@ class ProcessCounts:
 
     def replaced(self, child: WorkerProcess) -> None:
         """Keep what a child that was killed has counted."""
-        self._gone.append(child.latest)
+        self._keep(child)
         self.num_replaced += 1
 
     def left(self, child: WorkerProcess) -> None:
         """Keep what a child that is about to end has counted and recorded."""
         if self._rows is not None:
             self._rows.keep(child)
-        self._gone.append(child.latest)
+        self._keep(child)
+
+    def _keep(self, child: WorkerProcess) -> None:
+        if (counted := child.readings) is not None:
+            self._gone.append(counted)
 
     def begin(self, epoch: Epoch) -> None:
         """Count an epoch from now on."""
@@ -90,16 +93,15 @@ class ProcessCounts:
 
     def readings(self, *, run_delays: bool = True) -> Readings | None:
         """Return the sum of the children's counts in this epoch; None = there are none yet."""
-        children = self.children
-        latest = [*self._gone, *(child.latest for child in children)]
-        found: list[Readings] = [pickle.loads(each) for each in latest if each]
+        known = [(child, own) for child in self.children if (own := child.readings) is not None]
+        found = [*self._gone, *(own for _, own in known)]
         if not found:
             return None
         return Readings(
             fetch=reduce(_added, [each.fetch for each in found]),
             collate=reduce(_added, [each.collate for each in found]),
             jobs_wait_ns=sum(each.jobs_wait_ns for each in found)
-            + sum(child.waited_ns for child in children if child.latest),
+            + sum(child.waited_ns for child, _ in known),
             probes_before=reduce(_added, [each.probes_before for each in found]),
             probes_now=reduce(_added, [each.probes_now for each in found]),
             data=_sum_of_counts([each.data for each in found]),

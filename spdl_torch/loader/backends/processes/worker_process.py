@@ -24,6 +24,7 @@ import torch.distributed
 from ....engine.failures import notes_of, text_of
 from ....engine.shared import LiveObjects
 from ...error_notes import is_of_handler
+from ...stats.counts import Readings
 from .child import Beginning, main
 from .error_pickle import unpack_error
 from .page import Page
@@ -212,16 +213,20 @@ class WorkerProcess:
         return bool(self.page.is_up)
 
     @property
-    def latest(self) -> bytes:
-        """The pickle of its last ``Readings`` of this epoch; empty = there is none yet. Where it
-        has no job, it is about to count its last batch: waits for that, a moment."""
+    def readings(self) -> Readings | None:
+        """What it has counted in this epoch; None = nothing yet. All but the tasks may be 0.05 s
+        old; where it has no job, it is about to write that as well: waits for it, a moment."""
         end = monotonic() + _COUNT_SECONDS
         while True:
-            num_counted, counts = self.page.counts(self.epoch)
+            num_counted, others = self.page.counts(self.epoch)
             is_whole = num_counted >= self.num_answered or self.is_over
             if is_whole or self.jobs or monotonic() > end:
-                return counts
+                break
             sleep(_LOOK_SECONDS / 4)
+        tasks = self.page.tasks(self.epoch)
+        if tasks is None or not others:
+            return None
+        return Readings(*tasks, *pickle.loads(others))
 
     @property
     def has_recorded(self) -> bool:
