@@ -6,7 +6,7 @@ import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from numbers import Real
+from numbers import Integral, Real
 from types import AsyncGeneratorType, GeneratorType, GenericAlias
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
@@ -210,8 +210,8 @@ def check_max_failures(limit: MaxFailures | None, where: str) -> None:
         return
     if isinstance(limit, bool) or not isinstance(limit, Real):
         raise TypeError(f"{where}: max_failures must be a number or None, got {limit!r}.")
-    if isinstance(limit, int):
-        if limit < 0:
+    if isinstance(limit, Integral):
+        if int(limit) < 0:
             raise ValueError(
                 f"{where}: max_failures must be >= 0, or -1 for no limit, got {limit}."
             )

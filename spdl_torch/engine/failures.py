@@ -7,6 +7,7 @@ import math
 import os
 import signal
 from functools import partial
+from numbers import Integral
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,8 @@ class FailureBudget:
         self._limit: Any = DEFAULT_MAX_FAILURES if limit is None else limit
         if self._limit == -1:
             self._limit = math.inf  # SPDL's word for no limit
+        elif isinstance(self._limit, Integral):
+            self._limit = int(self._limit)  # numpy's as well
         # Several threads of the stage may fail at once: the lock gives each failure a number of its
         # own. It is not held while one is logged, for a handler may be slow.
         self._lock = RLock()

@@ -138,7 +138,7 @@ def _check_error_options(loader: DataLoader[Any], dataset: object) -> None:
             f'DataLoader: {given} has no effect with on_error="raise". Pass on_error="skip", or '
             "leave it out."
         )
-    is_count = isinstance(error_budget, int) and not isinstance(error_budget, bool)
+    is_count = _is_integer(error_budget) and not isinstance(error_budget, bool)
     is_right = error_budget is None or (error_budget >= 0 if is_count else _is_share(error_budget))
     if not is_right:
         raise UnsupportedOptionError(

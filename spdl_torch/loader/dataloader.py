@@ -165,6 +165,10 @@ class DataLoader(TorchDataLoader[T_co]):
             generator=generator,
         )
         check_options(self, dataset, num_workers)
+        # numpy's numbers are other numbers where they are added, and end at 255.
+        self.seed = None if seed is None else int(seed)
+        if not isinstance(num_workers, AutoWorkers):
+            num_workers = int(num_workers)
         self._state = LoaderState()
         super().__init__(
             dataset,

@@ -398,7 +398,7 @@ GOOD, EVEN, NAN = {"a": range(3), "b": range(4)}, {"a": 1, "b": 1}, float("nan")
         (GOOD, {"weights": {0: EVEN, 3: 2}}, TypeError, r"weights\[3\] must be a dict"),
         (GOOD, {"weights": [1, 2]}, TypeError, "weights must be a dict"),
         (GOOD, {"stop": "last"}, ValueError, 'stop must be "first", "all" or "never"'),
-        (GOOD, {"stop": "never"}, ValueError, "num_samples must be an int >= 1"),
+        (GOOD, {"stop": "never"}, TypeError, "num_samples must be an int, got None"),
         (GOOD, {"num_samples": 4}, ValueError, 'num_samples=4 needs stop="never"'),
         (GOOD, {"seed": 0.5}, TypeError, "seed must be an int"),
         (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from torch.utils.data import IterableDataset
 
-from ...checks import check_whole
+from ...checks import whole
 from ...loader.sampling.sampler_chain import divides_itself
 from ..sources import as_source
 from ..sources._base import seed_of
@@ -61,12 +61,13 @@ def mix(
 
     Raises: TypeError, ValueError: see the message.
     """
-    _check_arguments(sources, seed, stop)
+    _check_arguments(sources, stop)
+    seed = whole("mix", "seed", seed, -math.inf)
     # Sorted, so that the plan does not depend on the order of the dict.
     sources = dict(sorted(sources.items()))
     phases = shares_of(tuple(sources), weights)
     if all(map(is_map_style, sources.values())):
-        _check_num_samples(num_samples, stop)
+        num_samples = _checked_num_samples(num_samples, stop)
         return Mixture(
             sources, phases, seed=seed, stop=stop, shuffle=shuffle, num_samples=num_samples
         )
@@ -92,7 +93,7 @@ def _source(name: str, given: Any, seed: int, shuffle: bool) -> DataSource[Any]:
     return source.shuffle(seed_of("order", seed, name)) if shuffle else source
 
 
-def _check_arguments(sources: Any, seed: Any, stop: Any) -> None:
+def _check_arguments(sources: Any, stop: Any) -> None:
     if not isinstance(sources, Mapping) or not sources:
         raise TypeError(
             f"mix: sources must be a dict of at least one dataset by name, got {sources!r:.100}."
@@ -100,24 +101,23 @@ def _check_arguments(sources: Any, seed: Any, stop: Any) -> None:
     for name in sources:
         if not isinstance(name, str):
             raise TypeError(f"mix: the names of the sources must be text, got {name!r}.")
-    check_whole("mix", seed=seed, least=-math.inf)
     if stop not in get_args(Stop):
         raise ValueError(f'mix: stop must be "first", "all" or "never", got {stop!r}.')
 
 
-def _check_num_samples(num_samples: Any, stop: Stop) -> None:
+def _checked_num_samples(num_samples: Any, stop: Stop) -> int | None:
     if stop == "never":
-        if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 1:
-            raise ValueError(
-                'mix: with stop="never" samplers and trainers need the length of an epoch: '
-                "num_samples must be an int >= 1, for instance the global batch times the steps "
-                f"of the training, got {num_samples!r}."
-            )
-    elif num_samples is not None:
+        where = (
+            'mix: with stop="never" samplers and trainers need the length of an epoch (such as the '
+            "global batch times the steps of the training)"
+        )
+        return whole(where, "num_samples", num_samples)
+    if num_samples is not None:
         raise ValueError(
             f'mix: num_samples={num_samples!r} needs stop="never"; with stop={stop!r} the sources '
             "determine where an epoch ends."
         )
+    return None
 
 
 def shares_of(names: Sequence[str], weights: Weights | None) -> tuple[Shares, ...]:

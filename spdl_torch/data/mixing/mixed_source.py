@@ -19,7 +19,7 @@ from ...loader.checkpoint.user_state import (
 )
 from ...loader.error_notes import add_thread_note
 from ...loader.state_fields import ANYTHING, NUMBER, Field, check_fields, check_version
-from ..sources._base import DataSource, check_start
+from ..sources._base import DataSource, checked_start
 from ..sources._stream import Stream
 from .plan import MixturePlan
 
@@ -43,7 +43,7 @@ class IterableSource(Stream[T_co]):
 
     def shard(self, index: int, count: int) -> IterableSource[T_co]:
         """Refuse. Raises: UnsupportedOptionError: there are several parts."""
-        self._check_shard(index, count)
+        index, count = self._checked_shard(index, count)
         if count > 1:
             raise UnsupportedOptionError(
                 f"mix: {self._name!r} is an iterable dataset, and {count} ranks or workers read "
@@ -118,7 +118,7 @@ class MixedSource(DataSource[T_co]):
 
         Raises: ValueError: not ``0 <= index < count``; UnsupportedOptionError: an iterable dataset.
         """
-        self._check_shard(index, count)
+        index, count = self._checked_shard(index, count)
         parts = {name: source.shard(index, count) for name, source in self.sources.items()}
         return self._with(sources=parts)
 
@@ -134,7 +134,7 @@ class MixedSource(DataSource[T_co]):
 
         Raises (while iterating): ValueError: a source is empty when its turn comes.
         """
-        check_start(self, start)
+        start = checked_start(self, start)
         items = self._new_items()
         pending, self._pending = self._pending, None
         if pending is not None:

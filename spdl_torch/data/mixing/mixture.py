@@ -13,7 +13,7 @@ from ...loader.error_notes import add_thread_note
 from ...loader.fetching.samples import takes_batches
 from ...loader.rng.streams import borrowers_in, contexts_of_part
 from ...loader.sampling.distributed_sampler import DistributedSampler
-from ..sources._base import DataSource, check_start, seed_of
+from ..sources._base import DataSource, checked_start, seed_of
 from .plan import MAX_POSITIONS, MixturePlan, Positions
 
 if TYPE_CHECKING:
@@ -272,7 +272,7 @@ class MixturePart(DataSource[T_co]):
 
         Raises: ValueError: not ``0 <= index < count``.
         """
-        self._check_shard(index, count)
+        index, count = self._checked_shard(index, count)
         return self._with(_places=self._places[index::count])
 
     def shuffle(self, seed: int = 0, buffer_size: int | None = None) -> MixturePart[T_co]:
@@ -283,7 +283,7 @@ class MixturePart(DataSource[T_co]):
 
     def iterate(self, start: int = 0) -> Iterator[T_co]:
         """Iterate from the ``start``-th sample of the epoch on, without reading earlier ones."""
-        check_start(self, start)
+        start = checked_start(self, start)
         positions = self._mixture.positions_of(self._epoch)
         return map(self._mixture.__getitem__, map(positions.__getitem__, self._places[start:]))
 

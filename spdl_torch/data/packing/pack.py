@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ...checks import check_whole
+from ...checks import check_whole, whole
 from ...loader.sampling.parts import OwnRank
 from ..sources._stream import is_map_style
 from .collate import PackCollate, pad_collate
@@ -66,6 +67,7 @@ def pack(
 
     Raises: TypeError, ValueError: see the message.
     """
+    budget, seed = whole("pack", "budget", budget), whole("pack", "seed", seed, -math.inf)
     rule = Rule("pack", budget, PackCollate(budget, pad), oversize, seed, shuffle)
     return _grouped(rule, dataset, size_of, look_ahead, num_replicas, rank)
 
@@ -94,6 +96,7 @@ def bucket(
 
     Raises: TypeError, ValueError: see the message.
     """
+    budget, seed = whole("bucket", "budget", budget), whole("bucket", "seed", seed, -math.inf)
     rule = Rule("bucket", budget, collate_fn, "error", seed, shuffle)
     return _grouped(rule, dataset, size_of, look_ahead, num_replicas, rank)
 
@@ -113,7 +116,7 @@ def _grouped(
         raise TypeError(f"{rule.who}: for a stream, size_of must be a function of the item.")
     check_whole(rule.who, look_ahead=look_ahead, optional=True)
     own_rank = OwnRank("GroupedStream", num_replicas, rank)
-    return GroupedStream(dataset, rule, size_of, look_ahead or _LOOK_AHEAD, own_rank)
+    return GroupedStream(dataset, rule, size_of, int(look_ahead or _LOOK_AHEAD), own_rank)
 
 
 def _refuse(who: str, dataset: Any, **given: Any) -> None:

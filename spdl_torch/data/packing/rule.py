@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import numpy as np
 import torch
 
-from ...checks import check_whole
 from ...engine.failures import attach_note
 from ..sources._base import seed_of
 
@@ -89,7 +88,6 @@ class Rule:
     shuffle: bool
 
     def __post_init__(self) -> None:
-        check_whole(self.who, budget=self.budget)
         if self.oversize not in get_args(Oversize):
             raise ValueError(
                 f'{self.who}: oversize must be "error" or "split", got {self.oversize!r}.'

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from ...checks import check_whole
+from ...checks import whole
 from ...io._cache.folders import hash_of
 from ...objects.copies import shallow_copy
 from ...shown_text import short_repr
@@ -46,8 +46,7 @@ class DataSource(ABC, Generic[T_co]):
 
         Only shuffled sources change their order. Raises: ValueError: ``epoch`` < 0.
         """
-        check_whole(f"{type(self).__name__}.set_epoch", epoch=epoch, least=0)
-        self._epoch = int(epoch)
+        self._epoch = whole(f"{type(self).__name__}.set_epoch", "epoch", epoch, 0)
 
     @abstractmethod
     def shard(self, index: int, count: int) -> DataSource[T_co]:
@@ -98,11 +97,15 @@ class DataSource(ABC, Generic[T_co]):
             setattr(twin, name, value)
         return twin
 
-    def _check_shard(self, index: int, count: int) -> None:
+    def _checked_shard(self, index: int, count: int) -> tuple[int, int]:
         who = f"{type(self).__name__}.shard"
-        check_whole(who, index=index, count=count, least=-math.inf)
+        index, count = (
+            whole(who, "index", index, -math.inf),
+            whole(who, "count", count, -math.inf),
+        )
         if not 0 <= index < count:
             raise ValueError(f"{who}: index must be in 0..count-1, got index {index} of {count}.")
+        return index, count
 
 
 def names_in(who: str, given: Any) -> list[str]:
@@ -115,14 +118,15 @@ def names_in(who: str, given: Any) -> list[str]:
         raise TypeError(text) from None
 
 
-def check_seed(source: DataSource[Any], seed: int) -> None:
-    """Refuse what is no whole number."""
-    check_whole(f"{type(source).__name__}.shuffle", seed=seed, least=-math.inf)
+def checked_seed(source: object, seed: int) -> int:
+    """Return a seed. Raises: TypeError: it is no whole number."""
+    return whole(f"{type(source).__name__}.shuffle", "seed", seed, -math.inf)
 
 
-def check_start(source: DataSource[Any], start: int) -> None:
-    """Refuse a negative start, which would count from the end: streams do not know theirs."""
-    check_whole(f"{type(source).__name__}.iterate", start=start, least=0)
+def checked_start(source: object, start: int) -> int:
+    """Return a start. Raises: TypeError; ValueError: it is negative, which would count from the
+    end: streams do not know theirs."""
+    return whole(f"{type(source).__name__}.iterate", "start", start, 0)
 
 
 seed_of = hash_of

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from spdl_torch.errors import UnsupportedOptionError
 
-from ._base import DataSource, check_seed, check_start, seed_of
+from ._base import DataSource, checked_seed, checked_start, seed_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,7 +78,7 @@ class ListSource(DataSource[T_co], Sequence[T_co]):
 
         Lengths differ by one at most. Raises: ValueError: not ``0 <= index < count``.
         """
-        self._check_shard(index, count)
+        index, count = self._checked_shard(index, count)
         return self._with(_steps=(*self._steps, (index, count)), _order=None)
 
     def shuffle(self, seed: int = 0, buffer_size: int | None = None) -> ListSource[T_co]:
@@ -91,12 +91,11 @@ class ListSource(DataSource[T_co], Sequence[T_co]):
                 f"{type(self).__name__}.shuffle: buffer_size must be None, got {buffer_size}. "
                 "Everything is shuffled with everything; a buffer is for streams such as TarShards."
             )
-        check_seed(self, seed)
-        return self._with(_steps=(*self._steps, int(seed)), _order=None)
+        return self._with(_steps=(*self._steps, checked_seed(self, seed)), _order=None)
 
     def iterate(self, start: int = 0) -> Iterator[T_co]:
         """Iterate from position ``start`` on, without touching earlier items."""
-        check_start(self, start)
+        start = checked_start(self, start)
         return _walk(self._items, self._positions(), start)
 
     def _positions(self) -> range | Tensor:

@@ -24,7 +24,7 @@ from spdl_torch.scopes import scope
 from spdl_torch.shown_text import counted
 
 from ._arrow import KeptTables, Rows, columns_of, rows_of, shuffled, sized, without_views
-from ._base import check_start, random_of, seed_of
+from ._base import checked_start, random_of, seed_of
 from ._files import find_files, nothing_found
 from ._index import pieces, read_each
 from ._shard import ShardSource
@@ -105,7 +105,7 @@ class Parquet(ShardSource):
             raise TypeError(f"Parquet: columns must be a list of names, got {columns!r}.")
         check_whole("Parquet", batch_size=batch_size, optional=True)
         super().__init__(files, retries, storage_options, cache, max_bytes, ahead)
-        self._batch_size = batch_size
+        self._batch_size = None if batch_size is None else int(batch_size)
         self._footers = self._read_footers()
         self._columns = self._common_columns(columns)
         # The number of each row group's first row, and that of all rows.
@@ -163,7 +163,7 @@ class Parquet(ShardSource):
 
     def iterate(self, start: int = 0) -> Iterator[dict[str, Any]]:
         """Iterate from the ``start``-th item on; row groups before it are not read."""
-        check_start(self, start)
+        start = checked_start(self, start)
         return self._with()._items(start * (self._batch_size or 1))
 
     def _found(self, pattern: str) -> list[str]:

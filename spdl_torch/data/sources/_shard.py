@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
-from spdl_torch.checks import check_bytes, check_whole
+from spdl_torch.checks import check_bytes, whole
 from spdl_torch.errors import DecodeError
 from spdl_torch.io._cache.folders import HAS_LOCKS, file_stamp, hash_of
 from spdl_torch.io._remote import is_url, read_url_range
@@ -163,7 +163,7 @@ def shard_files(
     check_bytes(who, max_bytes)
     if max_bytes is not None and cache is None:
         raise ValueError(f"{who}: max_bytes={max_bytes!r} is for copies. Pass cache=FOLDER, too.")
-    check_whole(who, ahead=ahead, least=0)
+    ahead = whole(who, "ahead", ahead, 0)
     if cache == "memory":
         raise ValueError(
             f'{who}: cache="memory" is for samples: name a folder for whole shards, in '

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, Generic, Self, TypeVar, cast
 
 from ...checks import check_whole
-from ._base import DataSource, check_seed, check_start, random_of
+from ._base import DataSource, checked_seed, checked_start, random_of
 from ._list import ListSource
 
 T = TypeVar("T")
@@ -23,8 +23,8 @@ class Mix:
 
     def __init__(self, seed: int, buffer_size: int | None, where: str) -> None:
         check_whole(where, buffer_size=buffer_size, optional=True)
-        self.seed = int(seed)
-        self.buffer_size = DEFAULT_BUFFER_SIZE if buffer_size is None else buffer_size
+        self.seed = seed
+        self.buffer_size = DEFAULT_BUFFER_SIZE if buffer_size is None else int(buffer_size)
 
     def drawn(self, items: Iterator[T], *place: int) -> Iterator[T]:
         """Yield the items, each drawn from the buffer.
@@ -56,7 +56,7 @@ class StreamSource(DataSource[T_co]):
 
     def shard(self, index: int, count: int) -> Self:
         """Return part ``index`` of ``count``; see the class and :meth:`DataSource.shard`."""
-        self._check_shard(index, count)
+        index, count = self._checked_shard(index, count)
         return self._with(_parts=(*self._parts, (index, count)))
 
     def shuffle(self, seed: int = 0, buffer_size: int | None = None) -> Self:
@@ -65,7 +65,7 @@ class StreamSource(DataSource[T_co]):
 
         A part draws from its own items alone. Raises: ValueError: ``buffer_size`` < 1.
         """
-        check_seed(self, seed)
+        seed = checked_seed(self, seed)
         return self._with(_mix=Mix(seed, buffer_size, f"{type(self).__name__}.shuffle"))
 
     def _check_positions(self) -> None:
@@ -105,7 +105,7 @@ class Stream(StreamSource[T_co], Generic[T_co]):
 
     def iterate(self, start: int = 0) -> Iterator[T_co]:
         """Iterate from the ``start``-th item on; earlier ones are read and dropped."""
-        check_start(self, start)
+        start = checked_start(self, start)
         opened = iter(self.begun())
         index, count = self.stride()
         if self._mix is None:

@@ -18,7 +18,7 @@ from spdl_torch.io._retry import RETRIES
 from spdl_torch.io._tar import DEFAULT_MAX_BYTES
 from spdl_torch.shown_text import counted
 
-from ._base import check_start, random_of
+from ._base import checked_start, random_of
 from ._files import find_files, nothing_found
 from ._index import IndexedSamples, index_path, pieces
 from ._shard import ShardSource, numbered_samples
@@ -142,7 +142,7 @@ class TarShards(ShardSource):
         Earlier ones are skipped: their contents are not even read, unless samples are shuffled
         without an index, or damaged ones, which do not count, may be among those of an index.
         """
-        check_start(self, start)
+        start = checked_start(self, start)
         return self._with()._iterated(start)
 
     def _iterated(self, start: int) -> Iterator[dict[str, Any]]:

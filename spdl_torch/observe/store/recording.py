@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
-from ...checks import check_seconds
+from ...checks import checked_seconds
 from ...engine.threads import repeating
 from ...locks import RLock
 from ...scopes import scope
@@ -101,7 +101,7 @@ def recording(
         logger without a run, or the file is something else; OSError, sqlite3.Error: it cannot be
         opened.
     """
-    check_seconds("recording: interval_seconds", interval_seconds)
+    interval_seconds = checked_seconds("recording: interval_seconds", interval_seconds)
     if not isinstance(path, str | os.PathLike | None):
         raise TypeError(f"recording: path must be the path of a file or None, got {path!r:.50}.")
     if not isinstance(prefix, str):

@@ -16,7 +16,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeAlias
 
-from ...checks import check_seconds, check_whole
+from ...checks import check_whole, checked_seconds
 from ...engine.threads import ThreadGroup
 from ...locks import RLock
 from ...shown_text import short_repr
@@ -78,7 +78,7 @@ class SQLiteStatsWriter:
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        check_seconds("SQLiteStatsWriter: flush_interval", flush_interval)
+        flush_interval = checked_seconds("SQLiteStatsWriter: flush_interval", flush_interval)
         if not isinstance(config, Mapping | None):
             raise TypeError(
                 f"SQLiteStatsWriter: config must be a mapping, got {type(config).__name__}. Give "
