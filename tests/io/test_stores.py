@@ -715,6 +715,7 @@ def test_copies_make_room_while_others_do(tmp_path):
 
     with ThreadPoolExecutor(8) as threads:
         assert [*threads.map(read, range(8))] == [[*range(160)]] * 8
+    until(lambda: not [each for each in threading.enumerate() if "spdl-shards" in each.name])
     assert len([*(tmp_path / "kept").rglob("*.tar")]) == 1
 
 
