@@ -273,6 +273,8 @@ class Processes(Crew):
 
     def rest(self) -> None:
         """Note that an epoch is over; see ``Backend``."""
+        for child in self.children.values():
+            child.send(child.mappings.freed())  # so that it wakes, and writes what it has counted
         super().rest()
         self._hear()
         self._part()

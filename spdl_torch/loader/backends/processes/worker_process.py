@@ -222,7 +222,7 @@ class WorkerProcess:
             is_whole = num_counted >= self.num_answered or self.is_over
             if is_whole or self.jobs or monotonic() > end:
                 break
-            sleep(_LOOK_SECONDS / 4)
+            sleep(_LOOK_SECONDS / 10)
         tasks = self.page.tasks(self.epoch)
         if tasks is None or not others:
             return None
