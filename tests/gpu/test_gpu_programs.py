@@ -65,7 +65,7 @@ def found_by(device, code, **environ):
 
 LOADS = """
 if __name__ == "__main__":
-    loader = DataLoader(range(10**6), batch_size=256, num_workers=4, device="cuda", {options})
+    loader = DataLoader(range(10**9), batch_size=256, num_workers=4, device="cuda", {options})
     batches = iter(loader)
     for _ in range(12):  # as far ahead of the device as a loop can be
         batch = next(batches)
