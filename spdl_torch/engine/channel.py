@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection, Iterator
 from time import perf_counter, perf_counter_ns
 from typing import Any, Final, Generic, TypeVar
 
-from ..checks import check_whole
+from ..checks import whole
 from ..locks import RLock
 from ..machine.histogram import Histogram
 from ..scopes import scope
@@ -171,8 +171,7 @@ class Channel(Generic[T]):
         """``marks``: the types of what passes among the items and is none: it takes room, and no
         statistic counts it.
         """
-        check_whole("Channel", capacity=capacity)
-        self.capacity = capacity
+        self.capacity = capacity = whole("Channel", "capacity", capacity)
         """The number of items that may wait, bursts aside."""
         self._most = self._room = capacity  # with bursts: ever, and now
         self._last_full = (perf_counter_ns(), 0)  # when it was found full, items taken till then

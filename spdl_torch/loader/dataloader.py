@@ -169,6 +169,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self.seed = None if seed is None else int(seed)
         if not isinstance(num_workers, AutoWorkers):
             num_workers = int(num_workers)
+        prefetch_factor = None if prefetch_factor is None else int(prefetch_factor)
         self._state = LoaderState()
         super().__init__(
             dataset,
