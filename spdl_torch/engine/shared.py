@@ -1,8 +1,8 @@
 """State that several threads share, correct with a GIL and without one; and callables that happen
 once, or that do not keep alive what they are for.
 
-The two classes of state are for the life of the process: each renews its lock in a forked child,
-where the thread that held it may be gone.
+``SharedCounter`` and ``LiveObjects`` are for the life of the process: each renews its lock in a
+forked child, where the thread that held it may be gone.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 from ..locks import RLock
@@ -90,6 +90,54 @@ class LiveObjects(Generic[T]):
 
     def _renew_lock(self) -> None:
         self._lock = RLock()  # re-entrant: a finalizer on this thread may list, too
+
+
+class _Loan(weakref.ref[Any], Generic[T]):
+    """The owner of what is lent."""
+
+    __slots__ = ("value",)
+    value: T
+
+
+class Loans(Generic[T]):
+    """Values that are lent, each until its owner is gone, and those that are back.
+
+    A value is back in one step of the interpreter's, on any thread, which may hold any lock: so
+    without one; and without a line of Python, where Ctrl-C might come and be lost, as in a
+    ``weakref.finalize``: training drops an owner with each batch.
+    """
+
+    def __init__(self) -> None:
+        self._out: dict[int, _Loan[T]] = {}
+        self._over: deque[_Loan[T]] = deque()
+        self._back: deque[T] = deque()
+
+    def lend(self, owner: Any, value: T) -> None:
+        """Lend a value as long as ``owner`` lives. Any thread may."""
+        loan: _Loan[T] = _Loan(owner, self._over.append)
+        loan.value = value
+        self._out[id(loan)] = loan
+
+    def give_back(self, value: T) -> None:
+        """Have a value back that no owner has. Any thread may."""
+        self._back.append(value)
+
+    def __len__(self) -> int:
+        """Return how many are back that were not taken."""
+        return len(self._over) + len(self._back)
+
+    def take_back(self) -> Iterator[T]:
+        """Yield those that are back, once each. One thread at a time."""
+        while self._over:
+            loan = self._over.popleft()
+            del self._out[id(loan)]
+            self._back.append(loan.value)
+        while self._back:
+            yield self._back.popleft()
+
+    def lent(self) -> list[T]:
+        """Return those that nobody has taken back, without those that were given back."""
+        return [loan.value for loan in self._out.copy().values()]
 
 
 def _call_in_forks(function: Callable[[], None]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from functools import partial
 from itertools import islice
 
@@ -124,6 +125,28 @@ def test_memory_goes_with_the_loader(device, make):
     gc.collect()
     assert device.locked == {}
     assert not keepers.now()
+
+
+def in_processes_for_the_host():
+    return DataLoader(DATA, 2, num_workers=2, isolation="process")
+
+
+@pytest.mark.parametrize("make", [*IN_THIS_PROCESS, in_processes, in_processes_for_the_host])
+def test_no_python_runs_as_the_loop_drops_a_batch(device, make):
+    """Ctrl-C would come there now and then, be printed, and lost."""
+    calls = []
+
+    def note(frame, event, _):
+        if event == "call":
+            calls.append(frame.f_code.co_name)
+
+    for batch in make():
+        gc.disable()
+        sys.setprofile(note)
+        del batch
+        sys.setprofile(None)
+        gc.enable()
+    assert calls == []
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")

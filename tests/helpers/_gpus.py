@@ -287,6 +287,7 @@ class Cuda:
         """What is in use, also by kernels alone."""
         machine = self.machine
         with machine.lock:
+            machine.settle()
             free = {id(block) for block in machine.free}
             free |= {id(b) for b, marks in machine.guarded if all(mark.is_done for mark in marks)}
             sizes = [len(block.bytes) for block in machine.blocks if id(block) not in free]

@@ -59,6 +59,7 @@ class LazyDevice:
         self.blocks = []
         self.free = []
         self.guarded = []
+        self.views = []  # that may live, and their blocks
         self.locked = {}  # address -> size, of host memory
         self.copies = []  # that are not done
         self.num_copied = 0
@@ -219,6 +220,7 @@ class LazyDevice:
         self.touch("memory was allocated")
         size = max(512, -(-num_bytes // 512) * 512)
         with self.lock:
+            self.settle()
             for block, marks in tuple(self.guarded):
                 if all(mark.is_done for mark in marks):
                     self.guarded.remove((block, marks))
@@ -231,14 +233,18 @@ class LazyDevice:
             else:
                 self.free.remove(block)
         view = block.bytes[:num_bytes]
-        weakref.finalize(view, self._freed, block).atexit = False
+        self.views.append((weakref.ref(view), block))
         return torch.from_numpy(view)
 
-    def _freed(self, block):
+    def settle(self):
+        """Guard the blocks that were freed, before a stream gets more to do."""
         with self.lock:
-            marks = [stream.mark() for stream in block.users]
-            block.users.clear()
-            self.guarded.append((block, marks))
+            freed = [(view, block) for view, block in self.views if view() is None]
+            for view, block in freed:
+                self.views.remove((view, block))
+                marks = [stream.mark() for stream in block.users]
+                block.users.clear()
+                self.guarded.append((block, marks))
 
     def block_of(self, tensor):
         address = tensor.data_ptr()
@@ -297,6 +303,7 @@ class LazyStream:
 
     def give(self, work):
         with self.machine.lock:
+            self.machine.settle()
             self.work.append(work)
             if self.machine.is_prompt:
                 self.mark()

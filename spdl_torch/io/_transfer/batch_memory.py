@@ -11,13 +11,12 @@ ordinary memory, and packed.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
+from ...engine.shared import Loans
 from ...locks import RLock
 from .region import Region, mapped
 from .slabs import ALIGNMENT, SMALL_BYTES, rounded_up
@@ -52,7 +51,7 @@ class BatchMemory:
         self.let_go = let_go
         self._lock = RLock()
         self._free: list[Region] = []
-        self._freed: deque[Region] = deque()  # by finalizers, on any thread, without a lock
+        self._loans: Loans[Region] = Loans()
         self._num_pieces = 0
         self._largest = 0
         self._expected = 0  # the bytes of the last batch
@@ -66,7 +65,9 @@ class BatchMemory:
     @property
     def free_bytes(self) -> int:
         """The bytes of the pieces that nothing uses."""
-        return sum(len(piece) for piece in (*self._free, *self._freed.copy()))
+        with self._lock:
+            self._free.extend(self._loans.take_back())
+            return sum(map(len, self._free))
 
     def begin(self) -> None:
         """Begin a batch on this thread."""
@@ -99,11 +100,10 @@ class BatchMemory:
         self.begin()
 
     def _take(self, num_bytes: int) -> Tensor | None:
-        if not (self._free or self._freed) and self._num_pieces >= self._most_pieces:
+        if not (self._free or self._loans) and self._num_pieces >= self._most_pieces:
             self.let_go()  # without the lock: it asks the device
         with self._lock:
-            while self._freed:
-                self._free.append(self._freed.popleft())
+            self._free.extend(self._loans.take_back())
             large = [piece for piece in self._free if len(piece) >= num_bytes]
             piece = large[-1] if large else None
             if piece is None and self._num_pieces >= self._most_pieces and not self._free:
@@ -136,7 +136,7 @@ class BatchMemory:
         return None
 
     def _lent(self, piece: Region, num_bytes: int) -> Tensor:
-        return torch.from_numpy(piece.lent(num_bytes, partial(self._freed.append, piece)))
+        return torch.from_numpy(piece.lent(num_bytes, self._loans, piece))
 
 
 def _start_of(tensor: Tensor) -> int:

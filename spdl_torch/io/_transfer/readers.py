@@ -17,7 +17,6 @@ of the graph that the stream might be capturing.
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from torch import Tensor
 
+from ...engine.shared import Loans
 from ...locks import RLock
 from .leaves import is_plain
 from .tree import is_leaf
@@ -74,9 +74,7 @@ class Readers:
 
     def __init__(self) -> None:
         self._lock = RLock()  # guards the streams and the marks
-        # Finalizers, on any thread and in the middle of anything, take from the loans and add to
-        # those that have ended: without a lock, each in one step.
-        self._loans: dict[int, _Loan] = {}
+        self._loans: Loans[_Loan] = Loans()
         self._ended: deque[tuple[int, _Loan]] = deque()  # with the number of the mark before
         self._streams: dict[Any, int] = {}  # with the number of their last hand-over
         self._num_marks = 0
@@ -86,23 +84,21 @@ class Readers:
     def lend(
         self, owner: np.ndarray[Any, Any], region: Region, give_back: Callable[[], object]
     ) -> None:
-        """Lend the memory of ``owner``, the base of all its views. ``give_back`` is called, on any
-        thread, when it may be written again.
+        """Lend the memory of ``owner``, the base of all its views. ``give_back`` is called, by
+        whoever looks, when it may be written again.
         """
-        loan = _Loan(owner, region, give_back)
-        self._loans[id(loan)] = loan
-        weakref.finalize(owner, self._end, loan).atexit = False
+        self._loans.lend(owner, _Loan(owner, region, give_back))
 
-    def _end(self, loan: _Loan) -> None:
-        self._loans.pop(id(loan), None)
-        if loan.is_moved and not loan.is_shown:
-            loan.give_back()
-        else:
-            self._ended.append((self._num_marks, loan))
+    def _end_loans(self) -> None:
+        for loan in self._loans.take_back():
+            if loan.is_moved and not loan.is_shown:
+                loan.give_back()
+            else:
+                self._ended.append((self._num_marks, loan))
 
     def staged(self, batch: Any, plain: Iterable[Tensor]) -> None:
         """Note that a transfer moves ``batch``, of which it keeps the ``plain`` tensors itself."""
-        loans = list(self._loans.copy().values())
+        loans = self._loans.lent()
         if not loans:
             return
         if _is_moved_whole(batch, lambda address: any(loan.has(address) for loan in loans)):
@@ -118,6 +114,7 @@ class Readers:
         thread that receives it.
         """
         with self._lock:
+            self._end_loans()
             # Before the events: what ends from here on waits for the next mark.
             number = self._num_marks = self._num_marks + 1
             self._streams[device.current_stream()] = number
@@ -135,9 +132,10 @@ class Readers:
         """Give back what nothing reads any more. Never waits for the device; any thread may call
         it.
         """
-        if not self._ended:
+        if not (self._ended or self._loans):
             return
         with self._lock:
+            self._end_loans()
             try:
                 while self._marks and all(event.query() for event in self._marks[0][1]):
                     self._num_passed = self._marks.popleft()[0]

@@ -5,14 +5,16 @@ from __future__ import annotations
 import mmap
 import os
 import sys
-import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from ...engine.shared import LiveObjects
+from ...engine.shared import LiveObjects, Loans
+
+T = TypeVar("T")
 
 
 def mapped(num_bytes: int) -> mmap.mmap:
@@ -158,15 +160,15 @@ class Region:
         """Return the first bytes. The array has no base, so it is the base of all its views."""
         return np.asarray(_Exposed(self, self._address, num_bytes))
 
-    def lent(self, num_bytes: int, give_back: Callable[[], object]) -> np.ndarray[Any, Any]:
-        """Return the first bytes until they may be written again, which ``give_back`` is called
-        for: when nothing views them, and where they are locked, no copy reads them any more.
+    def lent(self, num_bytes: int, loans: Loans[T], value: T) -> np.ndarray[Any, Any]:
+        """Return the first bytes. ``value`` is back when they may be written again: nothing views
+        them, and where they are locked, no copy reads them any more.
         """
         owner = self.array(num_bytes)
         if self._locker is None:  # CUDA has read such memory when the call returns
-            weakref.finalize(owner, give_back).atexit = False
+            loans.lend(owner, value)
         else:
-            self._locker.lend(owner, self, give_back)
+            self._locker.lend(owner, self, partial(loans.give_back, value))
         return owner
 
     def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:

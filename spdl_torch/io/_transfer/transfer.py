@@ -218,6 +218,7 @@ class Transfer:
         with self._lock:
             self._await_the_model(_always)
             moved, blocks, event = self._copy(load)
+            self._readers.look()  # the sources of an earlier batch are gone
             made = self._made(load.there)
 
         def now(leaf: Any) -> Any:

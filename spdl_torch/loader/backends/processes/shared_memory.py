@@ -15,16 +15,13 @@ from __future__ import annotations
 
 import mmap
 import os
-import weakref
-from collections import deque
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from ....engine.shared import LiveObjects
+from ....engine.shared import LiveObjects, Loans
 from ....io._transfer.region import Region, mapped_file
 from ....io._transfer.slabs import rounded_up
 from ....locks import RLock
@@ -69,8 +66,8 @@ class SlabPool:
         self._slabs: dict[int, Slab] = {}
         self._free: list[int] = []
         self._retired: list[int] = []
-        self._viewed: set[int] = set()  # includes those in _unviewed until take() looks
-        self._unviewed: deque[int] = deque()  # by finalizers, on any thread, without a lock
+        self._viewed: set[int] = set()  # also those that are back, until take() looks
+        self._views: Loans[int] = Loans()
         self._num_made = 0
         self._largest = 0
         self._is_known = False  # the size of a whole batch
@@ -82,8 +79,7 @@ class SlabPool:
 
         is_guess: the batch may turn out to be larger.
         """
-        while self._unviewed:
-            self._viewed.discard(self._unviewed.popleft())
+        self._viewed.difference_update(self._views.take_back())
         if num_bytes > self._largest:
             self._largest = rounded_up(num_bytes) if self._is_known else num_bytes
         self._is_known = self._is_known or not is_guess
@@ -105,7 +101,7 @@ class SlabPool:
         the slab, even if it was given back."""
         owner = Region(slab.memory).array(slab.size)
         self._viewed.add(slab.number)
-        weakref.finalize(owner, self._unviewed.append, slab.number).atexit = False
+        self._views.lend(owner, slab.number)
         return torch.from_numpy(owner)
 
     def freed(self, slabs: Iterable[int], spent: Iterable[int]) -> None:
@@ -144,8 +140,8 @@ class Mappings:
         """The slabs that are mapped, by number."""
         self._most_held = most_held
         self._region_of = lock or Region
-        self._lent: set[int] = set()  # includes freed ones until they are read
-        self._unread: deque[int] = deque()  # freed by finalizers, on any thread, without a lock
+        self._lent: set[int] = set()  # also those that are back, until they are read
+        self._loans: Loans[int] = Loans()
         self._free: list[int] = []  # read, and not reported yet
         self._spent: set[int] = set()
         with _no_fork:
@@ -171,12 +167,12 @@ class Mappings:
             self.give_back(slab)
             return copy
         self._lent.add(slab)
-        return region.lent(num_bytes, partial(self._unread.append, slab))
+        return region.lent(num_bytes, self._loans, slab)
 
     def give_back(self, slab: int) -> None:
         """Free a slab from which no batch was made."""
         self._lent.add(slab)
-        self._unread.append(slab)
+        self._loans.give_back(slab)
 
     def forget(self, slabs: Iterable[int]) -> None:
         """Unmap slabs that will not come again."""
@@ -192,7 +188,7 @@ class Mappings:
 
     def freed(self) -> Free:
         """Return the slabs that have become free since the last call."""
-        if not (self._unread or self._free):
+        if not (self._loans or self._free):
             return _NOTHING_FREED
         with _no_fork:  # a fork on another thread must spend a slab before it is reported free
             self.read()
@@ -207,12 +203,11 @@ class Mappings:
     @property
     def num_held(self) -> int:
         """The number of slabs that something views."""
-        return len(self._lent) - len(self._unread)
+        return len(self._lent) - len(self._loans)
 
     def read(self) -> None:
         """Note which are not lent any more. Nobody may fork meanwhile."""
-        while self._unread:
-            slab = self._unread.popleft()
+        for slab in self._loans.take_back():
             self._lent.discard(slab)
             self._free.append(slab)
 
