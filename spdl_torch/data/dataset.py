@@ -188,6 +188,7 @@ class PipelineDataset(IterableDataset[T_co]):
         progress.pipeline = pipeline
         try:
             current.pipeline.start()
+            current.has_begun = True
             items = iter(current.pipeline)
             progress.throw_away(items)
             for item in items:
@@ -378,7 +379,8 @@ class PipelineDataset(IterableDataset[T_co]):
 
     def _end_pass(self, ending: _Pass, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
         # When the interpreter ends an iterator that was left open, it imports nothing any more.
-        report = None if is_exiting() else ending.report()
+        has_report = ending.has_begun and not is_exiting()
+        report = ending.report() if has_report else None
         try:
             ending.pipeline.stop(_STOP_SECONDS)
         except TimeoutError as error:
@@ -386,8 +388,9 @@ class PipelineDataset(IterableDataset[T_co]):
         # A loop that takes len() items and no more (Lightning's) never sees the failure raised.
         if ending.pipeline.failure is not None and not ending.is_failure_raised:
             _logger.error("PipelineDataset: the pass had failed", exc_info=ending.pipeline.failure)
-        if self._pass is ending and report is not None:
-            self._pass, self._last = None, _Ended(report, ending.recorder)
+        if self._pass is ending:
+            self._pass = None
+            self._last = self._last if report is None else _Ended(report, ending.recorder)
 
 
 def _stages_to(
@@ -463,6 +466,7 @@ class _Pass:
         self._source = source
         self._counts = DatasetCounts(source)
         self.recorder = recorder
+        self.has_begun = False  # Ctrl-C may cut off the start
         self.is_failure_raised = False
 
     def snapshot(self) -> PipelineStats:

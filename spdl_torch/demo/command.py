@@ -206,7 +206,7 @@ def _apart(work: Callable[..., _Answer], *arguments: object) -> _Answer:
     """
     if sys.platform != "linux":
         return work(*arguments)
-    from ..loader.backends.processes.signals import handlers_deferred
+    from ..machine.starting import handlers_deferred
 
     context = multiprocessing.get_context("fork")
     reader, writer = context.Pipe(duplex=False)

@@ -10,7 +10,7 @@ import logging
 from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
-from weakref import WeakSet
+from weakref import ref
 
 from torch.utils.data import IterableDataset
 
@@ -262,7 +262,8 @@ class LoaderState:
     def __init__(self) -> None:
         self.position = LoaderPosition()
         self.figures = LoaderFigures()
-        self._iterators: WeakSet[Any] | None = None  # none yet: a loader without any is pickled
+        # Not a WeakSet, in whose callbacks, written in Python, Ctrl-C would be lost.
+        self._iterators: list[ref[Any]] = []
         self._num_processes: int | None = None
         self.gil = GilWatch()
         self.keeper: TransferKeeper | None = None
@@ -273,14 +274,12 @@ class LoaderState:
     def add(self, iterator: Any) -> None:
         """Know a ``LoaderIterator`` for as long as somebody holds it, and report what it
         measures."""
-        if self._iterators is None:
-            self._iterators = WeakSet()
-        self._iterators.add(iterator)
+        self._iterators = [*map(ref, self.iterators()), ref(iterator)]
         self.figures.stats = iterator.stats()
 
     def iterators(self) -> list[Any]:
         """Return the iterators of the loader that somebody still holds."""
-        return list(self._iterators or ())
+        return [each for known in self._iterators if (each := known()) is not None]
 
     def log_placement(self, placement: Placement) -> None:
         """Log where the workers live, once and whenever that changes."""

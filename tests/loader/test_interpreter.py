@@ -1,6 +1,7 @@
 """What is asked of the interpreter: runs of the collector and handlers of signals, none of which is
 lost."""
 
+import _signal
 import _thread
 import gc
 import itertools
@@ -12,15 +13,17 @@ from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 
 import pytest
+from _datasets import Indices
 from _forks import found_in_fork
 from _gates import in_thread, result_of
 
-from spdl_torch import DataLoader
+from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.late_imports import collected_later
-from spdl_torch.loader.backends.processes.signals import handlers_deferred
 from spdl_torch.machine.garbage import Collections
 from spdl_torch.machine.probes import start_probing, stop_probing
+from spdl_torch.machine.starting import handlers_deferred
 from spdl_torch.observe import recording, recording_gc, tracing
+from spdl_torch.pipeline import PipelineBuilder
 
 
 @pytest.fixture(autouse=True)
@@ -217,7 +220,7 @@ def test_ctrl_c_is_raised_after_the_block():
 
 def test_handler_that_raises_while_they_are_put_back_loses_none(heard, monkeypatch):
     """Those that are not in their places yet are called all the same."""
-    put_back = signal.signal
+    put_back = _signal.signal
 
     def interrupted(number, handler):
         if number == SIGNALS[-1] and not isinstance(handler, type(signal.getsignal(number))):
@@ -225,7 +228,7 @@ def test_handler_that_raises_while_they_are_put_back_loses_none(heard, monkeypat
         return put_back(number, handler)
 
     with pytest.raises(KeyboardInterrupt, match="while putting back"), handlers_deferred():
-        monkeypatch.setattr(signal, "signal", interrupted)
+        monkeypatch.setattr(_signal, "signal", interrupted)
     monkeypatch.undo()
     for number in SIGNALS:
         os.kill(os.getpid(), number)
@@ -244,3 +247,52 @@ def test_process_that_is_forked_in_the_block_has_the_handlers(heard):
     with handlers_deferred():
         assert found_in_fork(child) == (True, [signal.SIGUSR1])
     assert handlers() == before
+
+
+IN_THREADS = partial(DataLoader, Indices(8), num_workers=2, isolation="thread")
+IN_PROCESSES = partial(DataLoader, Indices(8), num_workers=2, isolation="process")
+IN_A_PIPELINE = partial(PipelineDataset, PipelineBuilder().add_source(range(8)).add_sink(1))
+
+
+@pytest.mark.parametrize("make", [IN_THREADS, IN_A_PIPELINE])
+def test_what_a_handler_raises_as_a_thread_starts_arrives_as_itself(make, monkeypatch):
+    """Python takes an exception there for its own. A pass that has not begun has no report."""
+    starts = [n for n in ("_start_new_thread", "_start_joinable_thread") if hasattr(threading, n)]
+    start = getattr(threading, starts[-1])
+
+    def signalled(*args, **options):
+        started = start(*args, **options)
+        signal.raise_signal(signal.SIGALRM)
+        return started
+
+    def too_late(*_):
+        raise TimeoutError("too late")
+
+    before = signal.signal(signal.SIGALRM, too_late)
+    try:
+        monkeypatch.setattr(threading, starts[-1], signalled)
+        with pytest.raises(TimeoutError, match="too late"):
+            next(iter(make()))
+    finally:
+        monkeypatch.undo()
+        signal.signal(signal.SIGALRM, before)
+    assert len(list(make())) == 8
+
+
+@pytest.mark.parametrize("make", [IN_THREADS, IN_PROCESSES, IN_A_PIPELINE])
+def test_no_callback_of_a_weak_set_runs_while_a_loader_is_used(make):
+    """It is written in Python, and Ctrl-C would come there now and then, be printed, and lost."""
+    callbacks = []
+
+    def note(frame, event, _):
+        if event == "call" and frame.f_code.co_qualname == "WeakSet.__init__.<locals>._remove":
+            callbacks.append(frame.f_back)
+
+    list(make())  # what is made once
+    sys.setprofile(note)
+    try:
+        for _ in range(2):
+            list(make())
+    finally:
+        sys.setprofile(None)
+    assert callbacks == []

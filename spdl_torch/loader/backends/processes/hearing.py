@@ -276,7 +276,7 @@ class Incoming:
         self._hearing.wake()
 
     def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
-        if is_exiting():
+        if is_exiting() or not hasattr(self, "_ended_ns"):  # Ctrl-C has cut off __init__
             return
         for child, result, _ in (*self.heard, *self._early.values(), *self._ready):
             _give_back(child, result)

@@ -190,6 +190,9 @@ def start_child(
     process = context.Process(  # type: ignore[attr-defined]  # BaseContext lacks it
         target=target, args=arguments, name="spdl-loader", daemon=True
     )
+    # Out of the set of all processes, which serves Python's own tests: what a handler raises in its
+    # callbacks, which are written in Python, as the last reference to this one goes, would be lost.
+    getattr(processes, "_dangling", set()).discard(process)
     try:
         with _held_for(context):
             _start(process, context)

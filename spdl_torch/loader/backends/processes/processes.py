@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....engine.failures import attach_note
 from ....engine.shared import LiveObjects
+from ....machine.starting import handlers_deferred
 from ...error_notes import describe_batch
 from ...rng.patches import install_for_copies
 from ..crew import JOIN_SECONDS, Crew
@@ -28,7 +29,6 @@ from ..transfer_stage import Forwarder, most_regions
 from .hearing import Hearing, Incoming, Unpacking
 from .process import FINISH_SECONDS, context_of, forks, reap
 from .process_counts import ProcessCounts
-from .signals import handlers_deferred
 from .worker_process import WorkerProcess
 
 if TYPE_CHECKING:
