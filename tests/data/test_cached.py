@@ -256,24 +256,6 @@ def test_rows_take_two_files_a_process_and_little_more_than_their_bytes(tmp_path
     assert "holds 100% of the items" in again.remark(4 * number)  # each counts once
 
 
-def test_later_process_goes_on_behind_what_a_killed_one_left(tmp_path):
-    """Half a content, half a record: neither is found, and both files are used again."""
-    store = Store(str(tmp_path))
-    assert store.put(1, b"one")
-    del store
-    (data,), (index,) = tmp_path.glob("*.data"), tmp_path.glob("*.index")
-    with open(data, "ab") as half:
-        half.write(b"half a cont")
-    with open(index, "ab") as half:
-        half.write(b"half a record")
-    store = Store(str(tmp_path))
-    assert store.put(2, b"two")
-    assert store.put(4, b"")  # is not missing for that
-    found = [Store(str(tmp_path)).get(key) for key in (1, 2, 3, 4)]
-    assert found == [b"one", b"two", None, b""]
-    assert [*tmp_path.glob("*.data")] == [data]
-
-
 def test_earlier_versions_make_room_for_the_present_one(tmp_path):
     """The oldest that no program uses, and only of the same dataset, and only beyond the limit."""
     other = kept_by(cached(Made(3), tmp_path, version=1)).folder
@@ -311,20 +293,6 @@ def test_what_somebody_removed_is_made_again(gone, tmp_path, caplog):
         for _ in range(2):
             assert [sample.label for sample in kept] == [*range(5)]
     assert not caplog.records
-
-
-def test_sample_is_made_once_and_kept_on_disk(tmp_path):
-    """By any object with the same folder, as a program that starts again has."""
-    dataset = Made(40)
-    kept = cached(dataset, tmp_path, version="a")
-    first = list(kept)
-    assert dataset.num_made[0] == 40 + 2  # two are made twice, to compare
-    assert all(map(is_same, first, kept))
-    again = Made(40)
-    assert all(map(is_same, first, cached(again, tmp_path, version="a")))
-    assert again.num_made[0] == 2
-    assert f"{tmp_path}" in kept.loading_remarks()[0]
-    assert "holds 100% of the items" in kept.loading_remarks()[0]
 
 
 def test_samples_that_read_each_other_through_the_cache_are_made(tmp_path):

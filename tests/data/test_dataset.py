@@ -18,7 +18,6 @@ import spdl_torch
 from spdl_torch import PipelineDataset, PipelineFailure, UnsupportedOptionError
 from spdl_torch.data.sources import as_source
 from spdl_torch.loader.sampling.distributed_sampler import DistributedSampler as OurSampler
-from spdl_torch.loader.sampling.parts import Shard, take_shard
 from spdl_torch.pipeline import PipelineBuilder
 
 sizes = st.integers(0, 40)
@@ -167,19 +166,6 @@ def test_sampler_shuffles_anew_each_epoch():
     assert len(dataset) == 10
 
 
-def test_stats_are_there_in_a_pass_and_after_it():
-    """Figures of the running pass, then of the last one."""
-    dataset = dataset_of(range(10), double)
-    with pytest.raises(RuntimeError, match="there are no figures, nothing was loaded yet"):
-        dataset.snapshot()
-    iterator = iter(dataset)
-    next(iterator)
-    assert dataset.snapshot().stages[0].name == "double"
-    list(iterator)
-    assert dataset.snapshot().stages[0].tasks.num_tasks == 10
-    assert dataset.snapshot() == dataset.snapshot()
-
-
 @settings(max_examples=30)
 @given(sizes, st.integers(1, 5), st.booleans(), st.integers(1, 4), tails, st.data())
 def test_len_is_what_comes(num_items, batch, drop_last, world, tail, data):
@@ -236,18 +222,6 @@ def test_ranks_divide_the_source(num_items, world, make_source, tail):
                 part[: len(part) - d.num_padded] for part, d in zip(parts, datasets, strict=True)
             ]
             assert sorted(itertools.chain(*kept)) == list(range(num_items))
-
-
-@settings(max_examples=30)
-@given(sizes, st.integers(1, 5), st.sampled_from(["drop", "pad"]), st.integers(0, 50))
-@pytest.mark.parametrize("make_source", [Uneven, as_source])
-def test_part_that_was_made_to_fit_begins_anywhere(make_source, num_items, world, tail, start):
-    """Resuming need not walk there."""
-    source = make_source(range(num_items))
-    for rank in range(world):
-        part = take_shard(source, Shard(rank, world), Shard(), tail)
-        if hasattr(part, "iterate"):
-            assert list(part.iterate(start)) == list(part)[start:]
 
 
 class Unsized:

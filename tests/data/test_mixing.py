@@ -100,18 +100,6 @@ def test_epoch_ends_where_a_source_would_begin_again(sizes, weights, seed):
     assert len(mix(lists(sizes), named(weights), seed=seed, stop="all")) == max(ends.values())
 
 
-def test_positions_of_an_epoch_follow_those_before():
-    """Its sampler gives them; together, all ranks do."""
-    mixture = mix(lists((3, 4, 5)), named((1, 2, 5)))
-    epochs = [mixture.positions_of(epoch) for epoch in range(3)]
-    assert [place for epoch in epochs for place in epoch] == list(range(3 * len(mixture)))
-    for ranks in (1, 2):
-        samplers = [mixture.sampler(ranks, rank, tail="uneven") for rank in range(ranks)]
-        for sampler in samplers:
-            sampler.set_epoch(2)
-        assert sorted(place for each in samplers for place in each) == list(epochs[2])
-
-
 def test_far_positions_are_reached_at_once():
     """The last position of all has its sample, and shares hold there as at the beginning."""
     mixture = mix(lists((3, 4, 5)), named((1, 2, 5)), stop="never", num_samples=8)

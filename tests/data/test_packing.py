@@ -5,13 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import pickle
-import threading
 from collections import Counter
 
 import numpy as np
 import pytest
 import torch
-from _gates import PATIENCE_SECONDS, eager_switching, in_thread
 from _readings import shown
 from hypothesis import given, settings, strategies as st
 from torch.utils.data import IterableDataset, default_collate
@@ -344,24 +342,6 @@ def test_stream_has_the_same_packs_for_any_ranks_and_workers():
         parts = [[*map(as_text, stream_loader(world, r, workers))] for r in range(world)]
         dealt = [row for step in zip(*parts, strict=True) for row in step]
         assert dealt == expected[: len(expected) // world * world]
-
-
-def test_threads_count_the_waste_of_a_stream_together():
-    """Nothing is lost where several make groups of one dataset at once."""
-    rows = pack(as_source(lambda: iter([1] * 4000)), 3, size_of=lambda size: size, look_ahead=4)
-    rows.collate_fn = len
-
-    def make_all():
-        start.wait(PATIENCE_SECONDS)
-        for first, window in enumerate(rows.windows(0)):
-            rows.groups_of(window, first, 0)
-
-    start = threading.Barrier(4)
-    with eager_switching():
-        ends = [in_thread(make_all) for _ in range(4)]
-        for end in ends:
-            end.result(PATIENCE_SECONDS)
-    assert rows.loading_counts() == {"packing/size": 16_000, "packing/room": 4 * 2000 * 3}
 
 
 @pytest.mark.parametrize("rank", range(2))

@@ -422,21 +422,6 @@ def test_files_are_found_by_folder_glob_name_and_url(folder, tmp_path, memory):
     assert numbers_in(Parquet([folder / "3.parquet", tmp_path])) == [*ALL[10:22], *ALL[7:10]]
 
 
-def test_files_are_kept_on_a_local_disk(tmp_path, memory):
-    """Once they are read; their footers alone bring none."""
-    source = Parquet("memory://rows", cache=tmp_path)
-    assert not [*tmp_path.rglob("*.tar")]
-    assert source[0]["n"] == 0
-    assert len([*tmp_path.rglob("*.tar")]) == 1
-    assert sorted(numbers_in(source.shuffle(1))) == ALL
-    memory.rm("/rows/3.parquet")
-    assert numbers_in(source) == ALL
-    size = sum(path.stat().st_size for path in tmp_path.rglob("*.tar"))
-    counts = ListSource(source).loading_counts()
-    assert counts == source.loading_counts()
-    assert counts["shards/bytes"] == size
-
-
 def test_errors_say_what_to_do(folder, tmp_path):
     """Where a file, a column or a position is not there, or several types are one column."""
     other, damaged, rows = tmp_path / "1.parquet", tmp_path / "2.parquet", Parquet(folder)

@@ -5,16 +5,13 @@ import io
 import json
 import re
 import tarfile
-from itertools import chain
 
 import fsspec
 import pytest
-import torch
 from _tars import FORMATS, SIZES, keys, shard_of, tar_of, write_shard, write_shards
 from hypothesis import example, given, settings, strategies as st
 from test_sources_tar import contents, names
 
-from spdl_torch import DataLoader
 from spdl_torch.autotune import PerfParams
 from spdl_torch.data import mix
 from spdl_torch.data.sources import ListSource, TarShards, as_source
@@ -92,22 +89,6 @@ def test_samples_are_read_at_random_behind_urls(folder, tmp_path):
             TarShards("memory://indexed/*.tar", index=True)
     finally:
         memory.rm("/", recursive=True)
-
-
-@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"isolation": "process"}])
-def test_loader_shuffles_everything(shards, options):
-    """A permutation of all samples, the same for any workers."""
-    if "isolation" in options:
-        options = {**options, "num_workers": 2}
-
-    def epoch(**options):
-        order = torch.Generator().manual_seed(3)
-        loader = DataLoader(shards, 4, True, generator=order, collate_fn=keys, **options)
-        return list(chain.from_iterable(loader))
-
-    assert epoch(**options) == epoch()
-    assert sorted(epoch()) == ALL
-    assert epoch() != ALL
 
 
 def test_source_without_an_index_is_read_from_the_front(tmp_path):

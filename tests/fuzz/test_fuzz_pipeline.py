@@ -8,6 +8,7 @@ import pytest
 from _fuzz import run_long, run_short
 from _gates import (
     PATIENCE_SECONDS,
+    Hands,
     eager_switching,
     join_spdl_threads,
     multiset,
@@ -24,6 +25,8 @@ from spdl_torch.errors import PipelineFailure, PipelineStopped
 from spdl_torch.pipeline import PipelineBuilder
 
 UNBOUNDED = 10_000
+ADJUSTABLE = ("function", "dropping", "failing", "generator", "failing generator")
+"""What has threads of its own, whose number may change while it runs."""
 
 
 class PipelineMachine(RuleBasedStateMachine):
@@ -45,7 +48,9 @@ class PipelineMachine(RuleBasedStateMachine):
         self.pool = ThreadPoolExecutor(3)
         self.gate = threading.Event()
         self.gate.set()
-        self.budget, self.options = budget, options
+        self.budget, self.options, self.adjustable = budget, options, []
+        self.lock, self.num_running = threading.Lock(), 0
+        self.hands = Hands() if options["stats"] else None
         self.builder = PipelineBuilder().add_source(range(count))
         self.expected, self.is_ordered = list(range(count)), True
         self.num_tasks, self.num_failures = [], []
@@ -62,7 +67,10 @@ class PipelineMachine(RuleBasedStateMachine):
         if "dropping the last" in plan.kind and not self.is_ordered:
             # Which ones are last is not known.
             plan = Plan("function", plan.concurrency, plan.input_order, plan.buffer_size, 1)
-        add(self.builder, plan, self.pool)
+        name = f"stage {len(self.num_tasks)}"
+        add(self.builder, plan, self.pool, name=name)
+        if plan.kind in ADJUSTABLE and plan.output_order == "input":
+            self.adjustable.append(name)
         if not plan.kind.startswith("aggregate"):
             self.num_tasks.append(len(self.expected))
         elif "function" in plan.kind:
@@ -73,17 +81,24 @@ class PipelineMachine(RuleBasedStateMachine):
         self.is_ordered = self.is_ordered and (plan.keeps_order or not shuffles)
 
     def pipe_gate(self):
-        """A stage that stalls on command."""
+        """A stage that stalls on command, and counts its threads."""
         self.num_tasks.append(len(self.expected))
-        self.builder.pipe(self.pass_gate, concurrency=2, output_order="input")
+        self.builder.pipe(self.pass_gate, name="gate", concurrency=2, output_order="input")
+        self.adjustable.append("gate")
 
     def pass_gate(self, item):
+        with self.lock:
+            self.num_running += 1
+            assert self.num_running <= self.most_running
         assert self.gate.wait(PATIENCE_SECONDS), "the machine forgot to open the gate"
+        with self.lock:
+            self.num_running -= 1
         return item
 
     def build(self):
-        self.pipeline = self.builder.build(max_failures=self.budget, **self.options)
-        self.got = []
+        options = {"max_failures": self.budget, "tuner": self.hands, **self.options}
+        self.pipeline = self.builder.build(**options)
+        self.got, self.most_running = [], 2
         self.state = "running"
 
     # What can be done depends on how fast the threads are, and hypothesis must not: a rule that
@@ -145,6 +160,14 @@ class PipelineMachine(RuleBasedStateMachine):
     @rule(turn=st.sampled_from(["set", "clear"]))
     def turn_gate(self, turn):
         getattr(self.gate, turn)()
+
+    @rule(place=st.integers(0, 9), count=st.integers(1, 6))
+    def change(self, place, count):
+        """So many threads, where the order stays whatever their number."""
+        if self.hands is not None and self.adjustable:
+            name = self.adjustable[place % len(self.adjustable)]
+            self.most_running = max(self.most_running, count if name == "gate" else 0)
+            self.hands.run.set_concurrency(name, count)
 
     @rule()
     def stop(self):

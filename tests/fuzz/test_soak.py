@@ -55,33 +55,17 @@ def leave(loader, after=-1):
             break
 
 
-def whole_epochs(survivor):
-    for num_workers in (0, 1, 3):
+def loaders(survivor):
+    for num_workers in (0, 1, 2, 3):
         leave(DataLoader(MapData(40), batch_size=4, num_workers=num_workers, shuffle=True))
-        leave(DataLoader(StreamData(20), batch_size=4, num_workers=num_workers))
-
-
-def persistent_workers(survivor):
+        leave(DataLoader(StreamData(40), num_workers=num_workers, in_order=False), 5)
+        iter(DataLoader(MapData(40), num_workers=num_workers))  # started, never asked
     new = DataLoader(MapData(40), batch_size=4, num_workers=2, persistent_workers=True)
     for loader in (new, survivor):
         leave(loader)
         leave(loader, 3)
         leave(loader)
-    survivor.snapshot()
-    str(survivor.report())
-
-
-def broken_off(survivor):
-    for num_workers in (1, 2):
-        leave(DataLoader(MapData(40), batch_size=2, num_workers=num_workers), 5)
-        leave(DataLoader(StreamData(40), num_workers=num_workers, in_order=False), 5)
-        iter(DataLoader(MapData(40), num_workers=num_workers))  # started, never asked
-
-
-def errors(survivor):
-    with suppress(ZeroDivisionError):
-        for _ in DataLoader(MapData(40), num_workers=2):
-            raise ZeroDivisionError
+        str(loader.report())
     batches = iter(DataLoader(MapData(20, {5: Boom, 9: KeyError}), batch_size=2, num_workers=2))
     ended = object()
     while True:
@@ -121,7 +105,7 @@ def images_and_arrays(survivor):
         dict(load_npz(SEEDS[3][:-40]))
 
 
-ACTIVITIES = whole_epochs, persistent_workers, broken_off, errors, pipelines, images_and_arrays
+ACTIVITIES = loaders, pipelines, images_and_arrays
 
 
 def reading():

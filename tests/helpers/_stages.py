@@ -145,9 +145,10 @@ OPS = {
 }
 
 
-def add(builder, plan, pool):
-    """Pipe the stages of ``plan``."""
+def add(builder, plan, pool, **named):
+    """Pipe the stages of ``plan``; ``name``: of the one that is no aggregate."""
     options = {
+        **named,
         "concurrency": plan.concurrency,
         "output_order": plan.output_order,
         "buffer_size": plan.buffer_size,

@@ -4,7 +4,6 @@ import errno
 import io
 import logging
 import pickle
-import threading
 from types import SimpleNamespace
 
 import fsspec
@@ -18,7 +17,6 @@ from spdl_torch.io import Reader
 from spdl_torch.io._remote import glob_url, read_url
 from spdl_torch.io._resuming import open_resuming
 from spdl_torch.io._retry import RetryPolicy, is_transient
-from spdl_torch.pipeline import PipelineBuilder
 
 
 class Flaky(fsspec.AbstractFileSystem):
@@ -222,11 +220,3 @@ def test_answers_of_a_busy_server_alone_are_asked_for_again(where):
             error, where, SimpleNamespace(status_code=status) if where == "response" else status
         )
         assert is_transient(error) == (status in busy)
-
-
-def test_reads_are_in_flight_together_on_threads():
-    """As many as the stage's concurrency; none is answered before all of them were asked."""
-    Flaky.together = threading.Barrier(4)
-    builder = PipelineBuilder().add_source(["flaky://a"] * 4).pipe(Reader(), concurrency=4)
-    with (pipeline := builder.add_sink().build()).auto_stop():
-        assert list(pipeline) == [b"content"] * 4

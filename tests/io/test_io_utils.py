@@ -1,6 +1,5 @@
 """spdl_torch.spdl.io.utils: your own slices and curves in a trace; FFmpeg's settings."""
 
-import asyncio
 import gc
 import os
 import threading
@@ -102,34 +101,6 @@ def test_trace_without_a_pipeline_has_what_the_program_added_meanwhile(tmp_path)
     assert rows_of(events) == {"fails": {("my program · rank 0", "MainThread")}}
     curves = [(e["name"], e["args"]["value"]) for e in events if e["ph"] == "C"]
     assert curves == [("counter 0", 2.5), ("counter 0", 3)]
-
-
-def test_trace_events_of_coroutines_that_take_turns_are_kept_apart(tmp_path):
-    """They overlap without one being inside of the other; a row could not show them."""
-
-    async def work(name, begins, ends):
-        with utils.trace_event(name):
-            begins.set()
-            await ends.wait()
-
-    async def both():
-        events = [asyncio.Event() for _ in range(3)]
-        first = asyncio.create_task(work("first", events[0], events[1]))
-        await events[0].wait()
-        second = asyncio.create_task(work("second", events[1], events[2]))
-        await first
-        events[2].set()
-        await second
-
-    with utils.tracing(tmp_path / "run.json"):
-        asyncio.run(both())
-    check_trace(tmp_path / "run.json")
-    rows = rows_of(events_of(tmp_path / "run.json"))
-    assert [len(rows["first"]), len(rows["second"]), rows["first"] & rows["second"]] == [
-        1,
-        1,
-        set(),
-    ]
 
 
 @st.composite

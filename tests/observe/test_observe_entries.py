@@ -12,7 +12,7 @@ import torch
 from _readings import PipelineStats, StageStats, found_in, write
 from torch.utils.data import Dataset
 
-from spdl_torch import DataLoader, PipelineDataset
+from spdl_torch import PipelineDataset
 from spdl_torch.observe import (
     Cause,
     EventLogEntry,
@@ -29,7 +29,6 @@ from spdl_torch.observe import (
     report_of_file,
     summarize,
 )
-from spdl_torch.observe.store.stored_run import StoredRun
 from spdl_torch.pipeline import PipelineBuilder, QueuePerfStats, TaskPerfStats
 
 
@@ -47,11 +46,6 @@ class Slow(Dataset):
 def slow(item):
     """The same for a pipeline."""
     return Slow()[item]
-
-
-def loader(num_workers):
-    """Of five batches."""
-    return DataLoader(Slow(), batch_size=12, num_workers=num_workers, isolation="thread")
 
 
 def pipeline(**options):
@@ -89,13 +83,6 @@ def check_same(live, stored, *, tolerance=1e-9):
             assert getattr(one, ratio) == expected, ratio
 
 
-LOADERS = {
-    "trainer's thread": lambda: loader(0),
-    "threads": lambda: loader(2),
-    "pipeline": pipeline,
-}
-
-
 def test_file_gives_every_field_of_a_report_again(tmp_path):
     """Of one epoch exactly, in however many intervals it was logged: percentiles, too."""
     path = tmp_path / "s.db"
@@ -127,25 +114,6 @@ def test_file_gives_every_field_of_a_report_again(tmp_path):
     assert one.thread_time == pytest.approx(other.thread_time)
     for name in ("p90_put_time", "p99_put_time", "p90_get_time", "p99_get_time"):
         assert getattr(one.queue, name) == pytest.approx(getattr(other.queue, name)), name
-
-
-@pytest.mark.parametrize("kind", LOADERS)
-def test_file_gives_the_report_again(tmp_path, kind):
-    """Cause, stage and finding of the live one, though it was written in laps."""
-    source, path, before, num_laps = LOADERS[kind](), tmp_path / "s.db", None, 0
-    with SQLiteStatsWriter(path) as writer:
-        for _ in source:
-            report = source.report()
-            for entry in entries_of(report, before, name="train"):
-                writer.log(entry)
-            before, num_laps = report, num_laps + 1
-    check_same(before, stored := report_of_file(path))
-    # What the verdict would be of the same figures over a longer time.
-    found, again = found_in(before), found_in(stored)
-    assert found == again
-    assert found[1] in ("fetch", "read")
-    assert pipelines_of_file(path) == {0: "train"}
-    assert len(StoredRun.read(path).intervals) == num_laps
 
 
 def test_recorders_keep_what_the_probes_read(tmp_path):

@@ -296,19 +296,3 @@ def test_nobody_waits_for_what_ctrl_c_cut_off(case):
         if not came:
             break
     assert place > 5, "there are places where it comes"
-
-
-def test_channel_goes_on_after_a_get_that_ctrl_c_cut_off():
-    """Those that waited to put are not forgotten: all items come but the one that was cut off."""
-    for place in itertools.count(1):
-        channel = full()
-        waiting = putters(channel)
-        came = cut_off(channel.get, place)
-        rest = [channel.get(PATIENCE_SECONDS) for _ in range(3 - channel.num_got)]
-        assert rest in ([0, 1, 1], [1, 1])
-        channel.finish()
-        assert drain(channel) == []
-        waiting.assert_end()
-        if not came:
-            break
-    assert place > 5, "there are places where it comes"

@@ -11,7 +11,6 @@ import pytest
 from _gates import (
     PATIENCE_SECONDS,
     Boom,
-    GatedOp,
     asame,
     no_leak,
     pipeline_of,
@@ -21,7 +20,7 @@ from _gates import (
 )
 from _inside import run_of
 
-from spdl_torch.pipeline import PipelineFailure, TaskHook, TaskStatsHook
+from spdl_torch.pipeline import PipelineFailure, TaskHook
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -40,13 +39,6 @@ async def outputs_for_ever(item):
 async def aspread(item):
     yield item
     yield item
-
-
-class Listener(TaskStatsHook):
-    """Somebody who is told what the tasks of a stage did."""
-
-    def interval_stats_callback(self, stats):
-        pass
 
 
 class Around(TaskHook):
@@ -229,26 +221,6 @@ def test_stop_ends_an_asynchronous_source_that_waits(is_dropped):
             p.stop()
         del p
         assert ended.wait(PATIENCE_SECONDS)
-
-
-def test_threads_beyond_the_workers_are_those_that_are_needed():
-    """None but the source's; one where something is async; one where somebody listens."""
-
-    def names(*ops, **build):
-        op = GatedOp()
-        with pipeline_of(itertools.count(), *ops, op, build=build).auto_stop():
-            op.wait_started(1)
-            found = sorted({thread.name for thread in spdl_threads()} - {"spdl-probe"})
-            op.open()
-        return found
-
-    assert names(same) == ["spdl-GatedOp-0", "spdl-same-0", "spdl-src"]
-    assert names(asame) == [
-        *("spdl-GatedOp-0", "spdl-asame-emitter", "spdl-asame-feeder", "spdl-loop", "spdl-src")
-    ]
-    assert names(task_hook_factory=lambda info: [Listener(info)]) == [
-        *("spdl-GatedOp-0", "spdl-src", "spdl-stats")
-    ]
 
 
 def test_coroutines_without_an_item_wait_for_one_each(clock):

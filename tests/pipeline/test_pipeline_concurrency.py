@@ -5,27 +5,15 @@ from __future__ import annotations
 import itertools
 import re
 import threading
-from contextlib import nullcontext
 
 import pytest
 from _gates import (
     PATIENCE_SECONDS,
     GatedOp,
     Hands,
-    eager_switching,
     no_leak,
-    quiet_log,
     spdl_threads,
     until,
-)
-from _inside import check_balance
-from hypothesis import settings, strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    rule,
-    run_state_machine_as_test,
 )
 
 import spdl_torch.engine.counters as headcount_module
@@ -209,92 +197,3 @@ def test_shares_are_of_the_time_that_threads_were_there(monkeypatch):
     count.end()
     now = 1000
     assert count.thread_ns(15) == 50
-
-
-def thrice(item):
-    """A generator whose outputs must stay together in an ordered stage."""
-    yield from ((item, n) for n in range(3))
-
-
-def some(item):
-    """Drops some items and fails on others."""
-    if item[0] % 7 == 3:
-        raise RuntimeError(f"bad {item}")
-    return None if item[0] % 5 == 2 else item
-
-
-def expected(count):
-    """What comes out, in order."""
-    rows = ((item, n) for item in range(count) for n in range(3))
-    return [r for r in rows if r[0] % 7 != 3 and r[0] % 5 != 2]
-
-
-class ChangedAtRandom(RuleBasedStateMachine):
-    """Three stages whose concurrency, and the room behind them, change between and during items."""
-
-    @initialize(count=st.integers(0, 120))
-    def begin(self, count):
-        self.hands, self.count, self.got = Hands(), count, []
-        self.most, self.running, self.lock = 1, 0, threading.Lock()
-        self.peak = 0
-        builder = PipelineBuilder().add_source(range(count))
-        builder.pipe(thrice, name="thrice", output_order="input", concurrency=2)
-        builder.pipe(some, name="some", output_order="input", max_failures=10**6)
-        builder.pipe(self.counted, name="counted", output_order="input", concurrency=1)
-        self.pipeline = builder.add_sink(2).build(tuner=self.hands)
-        self.items = iter(self.pipeline)
-        self.ended = False
-
-    def counted(self, item):
-        with self.lock:
-            self.running += 1
-            self.peak = max(self.peak, self.running)
-        with self.lock:
-            self.running -= 1
-        return item
-
-    @rule(stage=st.sampled_from(["thrice", "some", "counted"]), count=st.integers(1, 6))
-    def change(self, stage, count):
-        if stage == "counted":
-            self.most = max(self.most, count)
-        self.hands.run.set_concurrency(stage, count)
-
-    @rule(count=st.integers(1, 30))
-    def take(self, count):
-        for _ in range(count):
-            try:
-                self.got.append(next(self.items))
-            except StopIteration:
-                self.ended = True
-                return
-
-    @invariant()
-    def nothing_lost_nothing_twice(self):
-        if hasattr(self, "got"):
-            assert self.got == expected(self.count)[: len(self.got)]
-            assert self.peak <= self.most
-            if self.ended:
-                assert self.got == expected(self.count)
-
-    def teardown(self):
-        if not hasattr(self, "got"):
-            return
-        if not self.ended and len(self.got) % 2:
-            self.pipeline.stop()  # in the middle of it all
-        else:
-            self.take(10_000)
-            self.nothing_lost_nothing_twice()
-        stats = self.pipeline.snapshot().stages
-        assert all(0 <= s.wait_in_ratio <= 1 and s.busy_ratio <= 1.01 for s in stats)
-        check_balance(self.pipeline)
-        until(lambda: not spdl_threads())  # the thread of a source that is over is not waited for
-
-
-@pytest.mark.parametrize("is_eager", [False, True])
-def test_results_stay_when_concurrency_changes_at_random(is_eager):
-    """Order, counts and the bound hold, and every thread ends; with quick switching too."""
-    with quiet_log(), eager_switching() if is_eager else nullcontext():
-        run_state_machine_as_test(
-            ChangedAtRandom,
-            settings=settings(max_examples=40, stateful_step_count=25, deadline=None),
-        )

@@ -9,14 +9,11 @@ import subprocess
 import sys
 from dataclasses import replace
 
-import psutil
 import pytest
 from _datasets import Indices
 from _folders import ROOT
-from _gates import until
 from _measures_here import measure_here
 from _moving_noise import write_video
-from bench import memory
 from bench.arguments import main
 from bench.command import choose, run_bench
 from bench.loaders import (
@@ -196,22 +193,3 @@ def test_interrupt_ends_with_what_there_is(tmp_path, signum):
     assert process.returncode == 130
     assert "Interrupted" in printed
     assert len(json.loads(figures.read_text())["rows"]["ours"]["three_stages_us"]["values"]) == 1
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
-def test_measuring_process_ends_with_the_program(tmp_path):
-    """Killed without a chance to clean up, it leaves neither the child nor the child's child."""
-    forever = tmp_path / "forever.py"  # its child never answers
-    forever.write_text(
-        "import subprocess, sys; from bench.child import end_with_the_parent\n"
-        "end_with_the_parent()\n"
-        "subprocess.run([sys.executable, '-c', 'import signal; signal.pause()'])"
-    )
-    imports = "from pathlib import Path; from bench.child_process import run_child"
-    code = f"{imports}; run_child(Path({str(forever)!r}), '', 60)"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "examples")}
-    with subprocess.Popen([sys.executable, "-c", code], env=environment) as program:
-        until(lambda: len(memory.tree_pids(program.pid)) == 3)
-        family = memory.tree_pids(program.pid)
-        program.kill()
-    until(lambda: not any(psutil.pid_exists(pid) for pid in family))

@@ -79,42 +79,6 @@ def test_hand_over_is_measured_on_a_gpu(gpu, monkeypatch, name):
     assert found["median_us"] >= found["receiving_us"] > 0
 
 
-class Timed:
-    """An iterator that looks at a clock so often in each ``next``, and so often while it asks."""
-
-    def __init__(self, clock, receiving, asking):
-        self.clock = clock
-        self.looks = zip(receiving, asking, strict=True)
-
-    def __next__(self):
-        receiving, self.asking = next(self.looks)
-        self._look(receiving)
-        self._fill()
-
-    def _fill(self):
-        self._look(self.asking)
-
-    def _look(self, times):
-        for _ in range(times):
-            next(self.clock)
-
-
-def test_hand_over_is_the_time_within_next(monkeypatch):
-    """Of this thread's work, in two parts: with what moves the batch, and with the wait before."""
-    clock = iter(range(0, 10**9, 3_000))  # 3 us a look; the watch's own are two in asking
-    monkeypatch.setattr(hand_over.time, "thread_time_ns", lambda: next(clock))
-    for move, parts in (
-        (None, [(9.0, 18.0), (12.0, 3.0), (15.0, 24.0)]),
-        (lambda _: next(clock), [(12.0, 18.0), (15.0, 3.0), (18.0, 24.0)]),  # a look, too
-    ):
-        first = [9] * hand_over.WARM_UP
-        batches = Timed(clock, [*first, 1, 2, 3], [*first, 5, 0, 7])
-        found = hand_over.hand_overs(batches, 3, lambda: next(clock), move)
-        assert found == parts
-        assert [each.total_us for each in found] == [sum(pair) for pair in parts]
-        assert set(vars(batches)) == {"clock", "looks", "asking"}
-
-
 @pytest.mark.parametrize(
     "load",
     [DataLoader, functools.partial(DataLoader, isolation="process"), torch.utils.data.DataLoader],

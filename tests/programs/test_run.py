@@ -376,16 +376,6 @@ def test_turns_name_a_loop_alike_however_long_it_takes(tmp_path):
     assert [first, second] == [f"train.py:3, Many of {n}: batches/s" for n in (4, 3)]
 
 
-def test_page_that_cannot_be_written_at_the_end_is_a_line(folder):
-    """The program itself is in the way, since the place was looked at."""
-    lines = ("import os", "from torch.utils.data import DataLoader", "os.mkdir('page.html')")
-    (folder / "in_the_way.py").write_text("\n".join([*lines, "print(*DataLoader([1]))"]))
-    status, _, err = ended(start(folder, *UNDER_RUN, "--html", "page.html", "in_the_way.py"))
-    assert status == 0
-    assert re.search(r"^spdl-torch run: --html: page.html: .* a folder", err, re.M)
-    assert "Traceback" not in err
-
-
 @pytest.mark.parametrize("words", [("--loader", "torch", "long.py"), ("long.py", "pipe")])
 def test_torchs_loader_is_watched(words, folder):
     """Where it is asked for, and where ours refuses: its own class loads, and is timed."""
