@@ -92,11 +92,11 @@ def listed(name, length):
 
 
 KINDS = {
-    "kept": {"a": (Kept, 4), "b": (Kept, 11)},
-    "plain": {"a": (Plain, 4), "b": (Plain, 11)},
-    "once": {"a": (Once, 4), "b": (Once, 11)},
-    "one endless": {"a": (Kept, None), "b": (Plain, 11)},
-    "all": {"a": (Kept, 4), "b": (Plain, 11), "c": (Resuming, 5), "d": (listed, 6)},
+    "kept": {"a": (Kept, 3), "b": (Kept, 7)},
+    "plain": {"a": (Plain, 3), "b": (Plain, 7)},
+    "once": {"a": (Once, 3), "b": (Once, 7)},
+    "one endless": {"a": (Kept, None), "b": (Plain, 7)},
+    "all": {"a": (Kept, 3), "b": (Plain, 7), "c": (Resuming, 4), "d": (listed, 5)},
 }
 
 

@@ -91,7 +91,7 @@ def assert_read_or_refused(content, path, readers=READERS):
 def test_damaged_file_is_read_or_refused(whole, tmp_path):
     """Whatever SQLite, JSON or Python say of it: a ValueError with the path, and nothing else."""
     draws = random.Random(0)
-    refused = [assert_read_or_refused(damaged(whole, draws), tmp_path / "s.db") for _ in range(12)]
+    refused = [assert_read_or_refused(damaged(whole, draws), tmp_path / "s.db") for _ in range(8)]
     assert any(refused)
     assert assert_read_or_refused(whole, tmp_path / "s.db") == 0
 
@@ -128,7 +128,7 @@ def test_damaged_trace_is_read_or_refused(tmp_path):
     trace, kinds, num_refused = trace_of(path), {}, 0
     for place in places_in(trace):  # of as many events as there were
         kinds.setdefault(tuple("any" if isinstance(key, int) else key for key in place), place)
-    for _ in range(30):
+    for _ in range(20):
         changed = copy.deepcopy(trace)
         *way, last = draws.choice([*kinds.values()])
         around = functools.reduce(operator.getitem, way, changed)
@@ -137,7 +137,7 @@ def test_damaged_trace_is_read_or_refused(tmp_path):
         else:
             around[last] = draws.choice(JUNK)
         num_refused += assert_read_or_refused(json.dumps(changed).encode(), path, TRACE_READERS)
-    assert num_refused > 10
+    assert num_refused > 7
     assert assert_read_or_refused(json.dumps(trace).encode(), path, TRACE_READERS) == 0
 
 

@@ -77,7 +77,7 @@ def test_every_image_is_loaded_once_when_workers_share_the_list(images, num_work
     assert frames_and_batches(printed) == (NUM_IMAGES, num_batches)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
 def test_workers_end_with_the_program(endless, images, signum):
     """Ctrl-C reaches the whole process group; the workers do not die of it, they finish. Where the
     program can, it prints the figures so far, of less than everything."""

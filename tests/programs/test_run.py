@@ -116,7 +116,7 @@ PROGRAMS = {
         multiprocessing.get_context("spawn").Process(target=sends, args=(end,)).start()
         print(type(ours.recv()) is Sent)
         train(DataLoader(Squares(), 8))
-        for method in ("spawn", "forkserver", "fork"):
+        for method in ("spawn", "fork"):
             process = multiprocessing.get_context(method).Process(target=child, args=(method,))
             process.start()
             process.join()
@@ -302,11 +302,11 @@ def test_program_that_fails_shows_its_own_traceback(words, folder):
 
 
 def test_children_load_with_ours_and_report_once(folder):
-    """Whether they are spawned, served or forked; a fork reports only on loaders of its own."""
+    """Whether they are spawned or forked; a fork reports only on loaders of its own."""
     under_run = start_cold(folder, *UNDER_RUN, "children.py")  # so that its children are, too
     status, _, err = compared(start(folder, "children.py"), under_run)
     assert status == 0
-    assert sites(err) == [*["children.py:10"] * 3, "children.py:19"]
+    assert sites(err) == [*["children.py:10"] * 2, "children.py:19"]
 
 
 def test_refused_loader_stays_torchs_and_ctrl_c_ends_it(folder):
