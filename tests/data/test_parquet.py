@@ -114,15 +114,6 @@ def test_parts_have_each_row_once_and_go_on_anywhere(
         assert joined == sorted(joined)
 
 
-def test_order_of_row_groups_alone_is_another_in_each_epoch(folder):
-    """Where windows have one row, and shuffle nothing."""
-    groups = Parquet(folder).shuffle(1, buffer_size=1)
-    first = numbers_in(groups)
-    assert sorted(first) == ALL != first
-    groups.set_epoch(1)
-    assert numbers_in(groups) != first
-
-
 def damage(path, group):
     """Make a row group of a file unreadable."""
     place = pq.ParquetFile(path).metadata.row_group(group).column(0).data_page_offset

@@ -267,18 +267,6 @@ def test_parts_take_turns_when_there_are_more_of_them_than_shards(shards):
     assert sorted(map(len, three)) == [4, 5, 5]
 
 
-def test_contents_are_not_read_when_they_are_passed_over(tmp_path, monkeypatch):
-    """Starting late, or taking every other sample, seeks past the others."""
-    (tmp_path / "a.tar").write_bytes(shard_of(0, 20))
-    read = []
-    content = TarReader.content
-    monkeypatch.setattr(
-        TarReader, "content", lambda self: read.append(self._member) or content(self)
-    )
-    assert keys(TarShards(tmp_path / "a.tar").shard(1, 4).iterate(3)) == ["000013", "000017"]
-    assert read == ["000013.jpg", "000013.cls", "000017.jpg", "000017.cls"]
-
-
 def test_damaged_shard_is_named(shards):
     """With the last good file; the samples before it were handed out."""
     path = Path("train-002.tar")

@@ -16,7 +16,6 @@ from _gates import (
     aspread,
     no_leak,
     pipeline_of,
-    run_child,
     same,
     spread,
 )
@@ -255,32 +254,6 @@ def test_pipeline_reports_and_profiles_itself(tmp_path):
     assert profile.statistics()["decode"]["num_tasks"] == 50
     assert "decode" in str(p.report())
     assert profile.write_trace(tmp_path / "trace.json").exists()
-
-
-def test_build_that_fails_leaves_nothing_to_stop_at_exit(tmp_path):
-    """A writer of statistics that is open elsewhere keeps its rows, and nothing is on stderr."""
-    code, out, err = run_child(
-        f"""
-        import queue
-        from spdl_torch.observe import EventLogEntry, SQLiteStatsWriter, query_event_stats
-        from spdl_torch.pipeline import PipelineBuilder
-        log = queue.Queue()
-        writer = SQLiteStatsWriter({str(tmp_path / "stats.db")!r}, log, flush_interval=3600)
-        writer.start()
-        kept = []
-        def broken(info, buffer_size):
-            raise ValueError("mine")
-        for _ in range(3):
-            try:
-                PipelineBuilder().add_source([1]).add_sink().build(queue_class=broken)
-            except ValueError as error:
-                kept.append(error)  # and with it the frames of the build
-        log.put(EventLogEntry(1.0, "the end"))
-        """
-    )
-    assert (code, out, err) == (0, "", "")
-    rows = spdl_torch.observe.query_event_stats(tmp_path / "stats.db")
-    assert [row.event_name for row in rows] == ["the end"]
 
 
 @pytest.mark.parametrize("name", ["QueuePerfStats", "TaskPerfStats", "StageInfo"])

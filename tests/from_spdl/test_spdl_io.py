@@ -168,19 +168,6 @@ def test_frames_are_taken_by_place_slice_and_list(files):
         frames[5:5]
 
 
-def test_lines_that_run_backwards_are_copied_forwards(files):
-    """What FFmpeg's vflip leaves behind, in the video's own format too."""
-    packets = demux_video(files / "no b-frames.mp4")
-    for filter_desc in (None, "format=pix_fmts=gray"):
-        chain = f"vflip,{filter_desc}" if filter_desc else "vflip"
-        flipped = convert_frames(decode_packets(packets, chain))
-        twice = convert_frames(decode_packets(packets, f"vflip,{chain}"))
-        plain = convert_frames(decode_packets(packets, filter_desc))
-        assert torch.equal(twice, plain)
-        brightness = [frames.reshape(40, -1, 64)[:, :48] for frames in (flipped, plain)]
-        assert torch.equal(brightness[0], brightness[1].flip(1))
-
-
 def codec(name=None, **options):
     """The option that asks for a decoder, with options of its own."""
     return {"decode_config": decode_config(name, options or None)}

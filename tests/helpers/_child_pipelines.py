@@ -112,15 +112,5 @@ class Counter:
         return iter([self.num_passes] * 3)
 
 
-class Photographs:
-    """An iterable with a function of its own that has the name of one of ours."""
-
-    def __iter__(self):
-        return iter(range(3))
-
-    def snapshot(self):
-        os._exit(3)
-
-
 class NamedQueue(StatsQueue):
     """A queue class that can be sent."""

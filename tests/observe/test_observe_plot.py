@@ -135,17 +135,6 @@ def test_failed_interval_has_no_time(tmp_path):
     assert p90.get_markevery() == [3]
 
 
-@pytest.mark.parametrize(
-    ("seconds", "unit", "last"), [(300, "s", 300), (7200, "min", 120), (36000, "h", 10)]
-)
-def test_unit_of_time_fits_the_span(tmp_path, seconds, unit, last):
-    """Nobody has to read 36000 s."""
-    entries = [task_entry(1000.0 + t, "0:1:decode", elapsed=seconds / 2) for t in (0, seconds / 2)]
-    figure = plot_task_stats(write(tmp_path / "s.db", *entries))
-    assert f"({unit})" in figure.axes[-1].get_xlabel()
-    assert figure.axes[0].lines[0].get_xdata()[-1] == last
-
-
 # -- garbage collections ---------------------------------------------------------------------------
 
 

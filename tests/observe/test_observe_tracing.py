@@ -87,21 +87,6 @@ def test_a_loader_s_trace_follows_every_batch_to_its_step(path, num_workers):
     assert {"fetch", "collate"} <= {each["name"] for each in events_of(path, ph="X")}
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-def test_epochs_of_a_loader_share_their_rows(path, persistent):
-    """One row for each worker, whichever threads it had; steps of all epochs are there, but of
-    those before the block."""
-    loader = DataLoader(MapData(6), batch_size=2, num_workers=2, persistent_workers=persistent)
-    with tracing(path):
-        for _ in range(3):
-            list(loader)
-    assert {"training"} < row_names(path) <= {"training", "worker[0]", "worker[1]"}
-    assert batches_in(path) == [0, 1, 2] * 3
-    with tracing(path):
-        list(loader)
-    assert batches_in(path) == [0, 1, 2]
-
-
 @pytest.mark.parametrize("make", [
     lambda: DataLoader(MapData(8), batch_size=2),
     lambda: DataLoader(MapData(8), batch_size=2, num_workers=2, persistent_workers=True),

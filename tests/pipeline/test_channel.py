@@ -99,37 +99,6 @@ def test_occupancy_is_the_share_of_time_with_an_item(clock):
     assert stats_module.queue_stats(first).occupancy_rate == pytest.approx(50 / 80)
 
 
-@pytest.mark.parametrize("in_order", [False, True])
-def test_burst_room_comes_with_quick_takers_only(clock, in_order):
-    """Twice the room each time when a full channel's items were taken quickly, else capacity."""
-    channel = Channel(2)
-    channel.allow_bursts(8)
-
-    def fill():
-        number = channel.progress()[1] if in_order else None
-        while channel.has_room(number, True) or channel._may_burst():
-            channel.put_at(number, 0) if in_order else channel.put(0)
-            number = number + 1 if in_order else None
-        return len(channel)
-
-    def drain(seconds_each):
-        for _ in range(len(channel)):
-            clock.advance(int(seconds_each * 1e9))
-            channel.get()
-
-    assert fill() == 2  # nothing was taken yet, so there is no reason for more
-    sizes = []
-    for _ in range(4):
-        drain(1e-5)
-        sizes.append(fill())
-    assert sizes == [4, 8, 8, 8]
-    drain(1e-3)
-    assert fill() <= 8
-    drain(1e-3)
-    assert fill() == 2
-    assert channel.counters().peak_items == 8
-
-
 @contextmanager
 def nobody_in_between():
     """The other threads go on when the block is over."""

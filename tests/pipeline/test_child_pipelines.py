@@ -23,7 +23,6 @@ from _child_pipelines import (
     Epochs,
     FailsInEpoch,
     NamedQueue,
-    Photographs,
     draw,
     environment,
     fail_on_odd,
@@ -170,11 +169,6 @@ def test_figures_of_the_child_can_be_read():
     assert stats.stages[0].tasks.num_tasks >= 3
     assert isinstance(items.report(), Report)
     assert "decode" in str(items.report())
-
-
-def test_snapshot_of_the_users_own_is_not_called():
-    """It may take a picture, write a file, or end the process."""
-    assert list(iterate_in_subprocess(Photographs)) == [0, 1, 2]
 
 
 def test_failure_arrives_with_its_members():

@@ -74,29 +74,6 @@ def test_shrinking_lets_calls_end_and_then_runs_fewer():
         assert list(items) == list(range(40))
 
 
-def test_thread_that_waits_for_an_item_is_none_that_is_missing():
-    """Where the number falls and rises again meanwhile, none is started in its place."""
-    hands, release, more = Hands(), threading.Event(), threading.Event()
-
-    def source():
-        yield 0
-        release.wait(30)
-        yield from range(1, 5)
-        more.wait(30)
-
-    pipeline = tuned(source(), lambda item: item, tuner=hands, concurrency=4, output_order="input")
-    with no_leak(), pipeline.auto_stop() as items:
-        assert items.get_item() == 0
-        before = set(workers_of("op"))
-        hands.run.set_concurrency("op", 1)
-        hands.run.set_concurrency("op", 2)
-        release.set()
-        assert [items.get_item() for _ in range(4)] == [1, 2, 3, 4]
-        assert set(workers_of("op")) == before
-        more.set()
-        assert list(items) == []
-
-
 def test_threads_that_rest_work_again():
     """They count where they did, so nothing grows with the changes."""
     hands = Hands()
@@ -161,27 +138,6 @@ def test_stage_is_refused_when_it_cannot_be_changed(stage, count):
     builder.aggregate(2).add_sink().build(tuner=hands)
     with pytest.raises(ValueError, match=f"set_concurrency: stage must be.*{re.escape(stage)}"):
         hands.run.set_concurrency(stage, count)
-
-
-def test_change_has_no_effect_when_the_run_has_ended():
-    """No thread is started that nobody would join."""
-    hands = Hands()
-    with no_leak():
-        with tuned([1, 2], abs, tuner=hands, output_order="input").auto_stop() as items:
-            assert list(items) == [1, 2]
-        hands.run.set_concurrency("op", 8)
-        assert not workers_of("op")
-
-
-def test_room_grows_with_the_threads_but_not_where_the_user_gave_it():
-    """To the size of a pipeline that was built with so many threads."""
-    hands = Hands()
-    builder = PipelineBuilder().add_source([]).pipe(abs, name="a", output_order="input")
-    builder.pipe(abs, name="b", output_order="input", buffer_size=5)
-    pipeline = builder.add_sink().build(tuner=hands)
-    hands.run.set_concurrency("b", 8)
-    assert [queue.capacity for queue in hands.run.queues[:-1]] == [2, 16, 5 + 3]
-    pipeline.stop()
 
 
 def test_shares_are_of_the_time_that_threads_were_there(monkeypatch):

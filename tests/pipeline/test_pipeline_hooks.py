@@ -352,24 +352,6 @@ def test_default_callback_logs_one_line_for_each_stage_and_queue(caplog):
         assert f"{name}: 20 items" in text
 
 
-def test_asynchronous_callbacks_of_a_run_share_a_loop():
-    """A connection that one opens serves the next one."""
-    loops = []
-
-    async def keep_loop(self, stats):
-        loops.append(asyncio.get_running_loop())
-
-    queue_class, hook_class = (
-        type("Own", (base,), {"interval_stats_callback": keep_loop})
-        for base in (StatsQueue, TaskStatsHook)
-    )
-    build = {"queue_class": queue_class, "task_hook_factory": lambda info: [hook_class(info)]}
-    with pipeline_of(range(20), same, build=build).auto_stop() as p:
-        list(p)
-    assert (len(loops), len(set(loops))) == (4, 1)
-    assert loops[0].is_closed()
-
-
 @pytest.mark.parametrize("op", [same, asame])
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_task_hook_overridden_around_the_base_still_counts(op, asynchronous):

@@ -35,7 +35,6 @@ from _gates import (
 )
 from _inside import lock_of, run_of
 
-from spdl_torch.engine import threads as thread_group
 from spdl_torch.pipeline import Aggregator, PipelineBuilder, PipelineStopped
 
 
@@ -384,22 +383,6 @@ def test_pipeline_whose_start_a_signal_cut_off_can_be_stopped(op, number, raised
         signal.signal(signal.SIGUSR1, before)
     assert place > 20, "there are places where it comes"
     join_spdl_threads()
-
-
-def test_exit_waits_for_a_thread_that_hangs_once(monkeypatch):
-    """Python stops threads at exit twice: when the main thread ends, and after all others."""
-    clock = [0.0]
-
-    class Hanging(thread_group.ThreadGroup):
-        def join(self, timeout=None, **options):
-            clock[0] += timeout
-            return False
-
-    monkeypatch.setattr(thread_group, "monotonic", lambda: clock[0])
-    groups = [Hanging(lambda: None) for _ in range(2)]
-    thread_group._stop(groups)
-    thread_group._stop(groups)
-    assert clock == [thread_group._EXIT_JOIN_SECONDS]
 
 
 # The engine needs nothing of torch; importing the package around it would, and takes seconds.

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 from _datasets import Indices
@@ -15,7 +14,7 @@ from _folders import ROOT
 from _measures_here import measure_here
 from _moving_noise import write_video
 from bench.arguments import main
-from bench.command import choose, run_bench
+from bench.command import run_bench
 from bench.loaders import (
     Work,
     bare_threads,
@@ -26,7 +25,7 @@ from bench.loaders import (
     torch_loader,
 )
 from bench.peers import installed, left_out
-from bench.tables import TABLES, BenchOptions, load_table
+from bench.tables import TABLES, BenchOptions
 from PIL import Image
 
 BENCH = ROOT / "examples" / "bench"
@@ -137,17 +136,6 @@ def test_contender_that_fails_is_a_row_with_its_error(photographs, tmp_path):
     assert "RuntimeError" in failed
     assert any(line.startswith("torch, Pillow  ") for line in printed.splitlines())
     assert progress.count(": torch, torchvision\n") == 1, "it failed once and was tried no more"
-
-
-def test_missing_peer_is_a_line():
-    """It says how to install it, and its contenders are not measured."""
-    table = load_table("tiny")
-    contenders = [replace(one, needs=("no_such_peer",)) for one in table.contenders[1:]]
-    table = replace(table, contenders=(table.contenders[0], *contenders))
-    chosen, remarks = choose(table, BenchOptions(table="tiny"))
-    assert [one.name for one in chosen] == [table.contenders[0].name]
-    assert remarks == [left_out("no_such_peer")]
-    assert "pip install" in remarks[0]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import itertools
 import json
@@ -12,12 +11,10 @@ import torch
 from _gpus import OnHost, as_torchs, gpu
 from _loader_helpers import no_thread_left
 from _measures_here import measure_here
-from bench import device_copies, hand_over
+from bench import device_copies
 from bench.arguments import main
 from bench.command import run_bench
 from bench.tables import BenchOptions, load_table
-
-from spdl_torch import DataLoader
 
 __all__ = ["gpu", "no_thread_left"]
 
@@ -77,16 +74,3 @@ def test_hand_over_is_measured_on_a_gpu(gpu, monkeypatch, name):
     with OnHost():
         found = table.measure(table.contender(name), {"num_workers": 2, "batches": 10})
     assert found["median_us"] >= found["receiving_us"] > 0
-
-
-@pytest.mark.parametrize(
-    "load",
-    [DataLoader, functools.partial(DataLoader, isolation="process"), torch.utils.data.DataLoader],
-    ids=["threads", "processes", "torch"],
-)
-def test_requests_are_distinguished(load):
-    """In our iterators, and in torch's: they ask on this thread, by a method of that name."""
-    batches = iter(load(list(range(60)), num_workers=2))
-    took = hand_over.hand_overs(batches, 5, lambda: None)
-    assert min(each.asking_us for each in took) > 0
-    assert min(each.receiving_us for each in took) > 0

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import _warm
 import pytest
-from bench import memory
 from PIL import Image
 
 import spdl_torch
@@ -109,23 +108,6 @@ def test_bar_shows_amount_rate_and_rest():
     """The bar at a third of the way."""
     assert render("training", 160, 480, 4.0) == ("training [####........] 160/480  40/s  8 s left")
     assert render("importing torch", 0, 0, 1.0) == "importing torch ..."
-
-
-@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="counts so on Linux alone")
-def test_memory_that_waits_for_its_reader_counts():
-    """As torch's batches in a queue do: written by one process, mapped by none. And only once,
-    however many hold it."""
-    num_bytes = 256 << 20
-    file = os.memfd_create("a batch")
-    before = memory.tree_bytes(os.getpid())
-    os.posix_fallocate(file, 0, num_bytes)
-    other = os.dup(file)
-    try:
-        gained = memory.tree_bytes(os.getpid()) - before
-    finally:
-        os.close(other)
-        os.close(file)
-    assert 0.9 * num_bytes < gained < 1.5 * num_bytes
 
 
 @pytest.mark.parametrize(
