@@ -19,6 +19,7 @@ from spdl_torch import PipelineDataset, PipelineFailure, UnsupportedOptionError
 from spdl_torch.data.sources import as_source
 from spdl_torch.loader.sampling.distributed_sampler import DistributedSampler as OurSampler
 from spdl_torch.pipeline import PipelineBuilder
+from spdl_torch.testing import assert_resume_exact
 
 sizes = st.integers(0, 40)
 tails = st.sampled_from(["drop", "pad", "uneven"])
@@ -222,6 +223,14 @@ def test_ranks_divide_the_source(num_items, world, make_source, tail):
                 part[: len(part) - d.num_padded] for part, d in zip(parts, datasets, strict=True)
             ]
             assert sorted(itertools.chain(*kept)) == list(range(num_items))
+
+
+@pytest.mark.parametrize("tail", ["drop", "pad"])
+@pytest.mark.parametrize("make_source", [Uneven, as_source])
+def test_part_that_was_made_to_fit_resumes_anywhere(make_source, tail):
+    """Also where its padding has begun."""
+    ranks = {"num_replicas": 3, "rank": 0 if make_source is Uneven else 2, "tail": tail}
+    assert_resume_exact(lambda: dataset_of(make_source(range(7)), **ranks), num_epochs=1)
 
 
 class Unsized:

@@ -221,6 +221,18 @@ def test_npz_file_refuses_a_member(what):
     assert np.array_equal(loaded["good"], SMOOTH)
 
 
+def test_npz_file_refuses_members_that_overlap():
+    """A member whose data holds another member is refused: so are bombs of shared data made."""
+    inner = archive({"name": b"b.npy"})[: 30 + 5 + len(NPY)]
+    outer = archive(
+        {"content": NPY + inner},
+        {"name": b"b.npy", "offset": 30 + 5 + len(NPY)},
+    )
+    loaded = load_npz(outer)
+    with pytest.raises(DecodeError, match="member 'a': its data overlaps with what follows it"):
+        loaded["a"]
+
+
 def test_npz_file_verifies_stored_data_when_asked():
     """A changed byte in stored data is noticed with verify=True, and is data otherwise."""
     content = bytearray(archive({}))

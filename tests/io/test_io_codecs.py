@@ -112,7 +112,8 @@ def test_pixels_are_torchvisions(codec, regions):
 def hit(content, data):
     """The file as it is, cut short, or with some bytes in it changed."""
     place = data.draw(st.integers(0, len(content) - 1), label="place")
-    new = data.draw(st.none() | st.binary(max_size=20), label="new")
+    marker = st.sampled_from([b"\xff" + bytes([kind]) for kind in (0x01, 0xD0, 0xD8, 0xD9, 0xDA)])
+    new = data.draw(st.none() | marker | st.binary(max_size=20), label="new")
     if new is None:
         return content[: place + 1] if data.draw(st.booleans(), label="cut") else content
     return content[:place] + new + content[place + len(new) :]
