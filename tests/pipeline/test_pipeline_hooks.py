@@ -417,17 +417,6 @@ def test_task_time_is_taken_inside_the_worker_when_threads_are_few(clock, kind):
     assert stage.capacity == pytest.approx(8 / 100e-9)
 
 
-@pytest.mark.parametrize("period", [1, 7, 50])
-def test_cpu_time_of_long_tasks_is_known_where_nothing_surrounds_the_op(clock, period):
-    """The clock of the thread's turn is that of the op; a few short tasks stand for the others."""
-    times = [(1_000_000, 400_000) if n % period == 0 else (100, 30) for n in range(200)]
-    with pipeline_of(times, lambda each: clock.advance(*each) or each).auto_stop() as p:
-        list(p)
-    stage = p.snapshot().stages[0]
-    assert stage.busy_ns == sum(wall for wall, _ in times)
-    assert stage.cpu_ns == pytest.approx(sum(cpu for _, cpu in times), rel=0.002)
-
-
 def test_task_time_does_not_include_waiting_for_room(clock):
     """A worker that cannot pass its result on is not busy; its wait is the queue's."""
 

@@ -1,7 +1,5 @@
 """``python -m spdl_torch run``: programs do what they do under Python, on our loader."""
 
-import argparse
-import json
 import os
 import re
 import shutil
@@ -17,8 +15,8 @@ import pytest
 import torch
 
 from spdl_torch.__main__ import main
-from spdl_torch.run.ending import _edit, end_process
-from spdl_torch.run.loaders import Made, Site
+from spdl_torch.run.ending import _edit
+from spdl_torch.run.loaders import Site
 
 PROGRAMS = {
     "data.py": """
@@ -357,23 +355,6 @@ def test_datasets_of_one_line_are_told_together_where_each_is_short(folder):
     told = re.findall(r"^spdl-torch run: lengths.py:\d+: (.*), batch_size=1, .*?0(.*)", err, re.M)
     short = ": less than 2 s of loading, no report"
     assert told == [("Many of 4 and others", short), ("Many of 1,000,000,000", "")]
-
-
-def test_turns_name_a_loop_alike_however_long_it_takes(tmp_path):
-    """Of two datasets of one line, one may be short with one loader and long with the other."""
-    names = set()
-    for turn, seconds in enumerate((1.5, 2.5)):
-        known = {}
-        for loads in ("Many of 4", "Many of 3"):
-            site = Site("train.py:3", "train.py", 3, "", loads)
-            made = known[site] = Made(site)
-            made.num_batches, made.waited, seconds = 5, seconds, 1.0
-        (folder := tmp_path / str(turn)).mkdir()
-        end_process(argparse.Namespace(folder=folder), known)
-        (file,) = folder.iterdir()
-        names.add(tuple(json.loads(file.read_text())))
-    ((first, _, second, _),) = names
-    assert [first, second] == [f"train.py:3, Many of {n}: batches/s" for n in (4, 3)]
 
 
 @pytest.mark.parametrize("words", [("--loader", "torch", "long.py"), ("long.py", "pipe")])
