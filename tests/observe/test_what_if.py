@@ -1,4 +1,4 @@
-"""The model of other settings: its promises, and a simulated loader as its oracle."""
+"""The model of other settings: its promises, and a loader in numbers as its oracle."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dataclasses import replace
 
 import pytest
 from _datasets import SafeIndices
+from _loader_in_numbers import Loader, report_of
 from _readings import PipelineStats, html_in_notebook, shown
-from _simulated_loader import Loader, Simulation, report_of
 
 from spdl_torch import DataLoader
 from spdl_torch.observe import Report, make_report
 from spdl_torch.observe.verdict.model import Question
 
 MS = 1e-3
-NUM_BATCHES = 120
+NUM_BATCHES = 480
 
 SAMPLES = {
     "waits": {"waits": 2 * MS},
@@ -36,19 +36,19 @@ QUESTIONS = [
 
 
 def simulated(num_batches=600, **loader):
-    """The report of a simulated loader."""
-    return report_of(Simulation(Loader(**loader), num_batches))
+    """The report of a loader in numbers."""
+    return report_of(Loader(**loader), num_batches)
 
 
 # -- the oracle ------------------------------------------------------------------------------------
 
 
 def outcomes(**sample):
-    """Predictions from runs of a simulated loader, each with what the changed loader gives."""
+    """Predictions of a loader's report, each with what the changed loader gives."""
     for num_workers in (1, 2, 4):
         for num_cores, step in ((2, 0.0), (8, 6 * MS)):
             loader = Loader(num_workers=num_workers, num_cores=num_cores, step=step, **sample)
-            report = report_of(Simulation(loader, 4 * NUM_BATCHES))
+            report = report_of(loader, NUM_BATCHES)
             more = [report.what_if(num_workers=n).high for n in (1, 2, 3, 4, 8, 64)]
             known = [high for high in more if high is not None]
             assert known == sorted(known), "more workers never lose"
@@ -57,17 +57,17 @@ def outcomes(**sample):
                 changed = dict(changed)
                 if changed.pop("halved", False):
                     changed["waits"] = loader.waits / 2
-                then = Simulation(replace(loader, **changed), NUM_BATCHES, seed=1)
-                yield report.what_if(**asked), then.rate
+                yield report.what_if(**asked), replace(loader, **changed).rate
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_no_simulated_loader_is_faster_than_the_bound(name):
-    """By more than a tenth; nor is the bound far above the rate in most cases."""
+def test_no_loader_in_numbers_is_faster_than_the_bound(name):
+    """By more than a fifth, which workers lose to each other where they wait for cores; nor is the
+    bound far above the rate in most cases."""
     found = [(p, rate) for p, rate in outcomes(**SAMPLES[name]) if p.high is not None]
     ratios = sorted(p.high / rate for p, rate in found)
     assert len(found) >= 15
-    assert ratios[0] > 0.9
+    assert ratios[0] > 0.8
     assert ratios[len(ratios) // 2] < 1.25
 
 
@@ -116,22 +116,20 @@ def test_prediction_names_what_is_the_limit_then(loader, asked, limit, gain):
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_advice_is_worth_what_it_says(name):
-    """In a simulated loader: with the workers that it advises the gain is there, and is not above
+    """In a loader in numbers: with the workers that it advises the gain is there, and is not above
     the one it gives at most; where more would not help, they do not."""
     checked = 0
     for num_workers, num_cores, step in itertools.product((1, 2, 4), (2, 4, 8), (0.0, 6 * MS)):
         loader = Loader(num_workers=num_workers, num_cores=num_cores, step=step, **SAMPLES[name])
-        before = Simulation(loader, 4 * NUM_BATCHES)
-        verdict = report_of(before).verdict
+        verdict = report_of(loader, NUM_BATCHES).verdict
         advised = re.search(r"from \d+ to about (\d+)", verdict.action)
         if advised is None and "will not help" not in verdict.action:
             continue
         then = int(advised[1]) if advised else 2 * num_workers
-        after = Simulation(replace(loader, num_workers=then), NUM_BATCHES, seed=1)
-        gain = after.rate / before.rate - 1
+        gain = replace(loader, num_workers=then).rate / loader.rate - 1
         if advised:
             assert gain > 0
-            assert 1 + gain <= 1.15 * (1 + verdict.gain)
+            assert 1 + gain <= 1.2 * (1 + verdict.gain)
         else:
             assert gain < 0.15, verdict
         checked += 1
