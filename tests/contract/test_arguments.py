@@ -18,7 +18,7 @@ from _loader_helpers import (
     epoch_of,
     torch_loader,
 )
-from hypothesis import example, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 from torch.utils.data import Dataset, RandomSampler, SequentialSampler
 from torch.utils.data.datapipes.iter import IterableWrapper
 
@@ -194,12 +194,6 @@ def test_iterable_longer_than_its_length_warns():
         },
     ),
 )
-@example(is_stream=True, length=5, options={"sampler": [2, 1]})
-@example(is_stream=True, length=5, options={"batch_sampler": [[2, 1]], "batch_size": None})
-@example(is_stream=False, length=5, options={"persistent_workers": True})
-@example(is_stream=False, length=0, options={"shuffle": True})
-@example(is_stream=False, length=5, options={"batch_sampler": [[2, 1]], "drop_last": True})
-@example(is_stream=False, length=5, options={"batch_size": None, "drop_last": True})
 def test_refusal_equals_torchs(is_stream, length, options):
     """Of options that torch does not take together, or at all: the same exception and words."""
     found = []

@@ -6,11 +6,9 @@ import weakref
 from contextlib import suppress
 from functools import partial
 
-import _warm
 import pytest
 import torch
 from _datasets import BulkData, GatedData, MapData, StreamData
-from _folders import HELPERS
 from _gates import Boom, is_gone, spdl_threads, until
 from _lazy_device import (
     PATIENCE_SECONDS,
@@ -201,29 +199,6 @@ def test_wait_for_the_model_is_no_time_of_the_transfer(stuck, monkeypatch):
     batches = iter(loader_to_the_device())
     take_until_far_behind(batches, stuck)
     assert waits == [False]
-
-
-EXITS_WHILE_THE_MODEL_WORKS = """
-import sys
-sys.path.insert(0, TESTS)
-from _lazy_device import LazyDevice, install, take_until_far_behind
-from spdl_torch import DataLoader
-from spdl_torch.engine import threads as thread_group
-
-thread_group._EXIT_JOIN_SECONDS = 1000  # who has to be waited for is waited for
-install(device := LazyDevice("late"))
-batches = iter(DataLoader(range(100), num_workers=2, isolation="thread", device="cuda"))
-take_until_far_behind(batches, device)
-print("waits")
-"""
-
-
-def test_interpreter_exits_when_the_model_is_far_behind():
-    """At once, and without a word."""
-    program = EXITS_WHILE_THE_MODEL_WORKS.replace("TESTS", repr(str(HELPERS)))
-    words, patience = ["-W", "ignore", "-c", program], 5 * PATIENCE_SECONDS
-    done = _warm.run(words, timeout=patience, ends_whole=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "waits\n", "")
 
 
 def test_timeout_raises_while_a_sample_blocks(backends):

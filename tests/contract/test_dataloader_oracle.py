@@ -28,7 +28,7 @@ from _loader_helpers import (
     frozen,
     loader_threads,
 )
-from hypothesis import example, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from torch.utils.data import (
     ChainDataset,
@@ -240,21 +240,6 @@ def test_model_agrees_with_torch(case):
     assert case.play(ModelLoader) == case.play(TorchLoader)
 
 
-def examples_of(test):
-    """Cases for certain, whatever else is drawn."""
-    told = [
-        Case(length=0),
-        Case(length=7, num_workers=4, batch_size=7, bad={6: KeyError, 2: ValueError}),
-        Case(order="batch_sampler", indices=[[], [1], []], num_workers=4),
-        Case(data="split", length=3, num_workers=4, batch_size=2, drop_last=True),
-        Case(data="stream", length=0, num_workers=2),
-        Case(length=23, num_workers=4, in_order=False),
-    ]
-    for case in told:
-        test = example(case=case)(test)
-    return test
-
-
 @pytest.mark.parametrize(
     ("kind", "num_examples"),
     [
@@ -269,7 +254,6 @@ def test_epochs_equal_torchs(kind, num_examples):
 
     @settings(QUICK, max_examples=num_examples)
     @given(case=cases())
-    @examples_of
     def check(case):
         assert case.play(kind) == case.play(ModelLoader)
 

@@ -1,7 +1,4 @@
-"""Programs of their own on a GPU: how they end, other allocators, contexts on other devices.
-
-Each runs on a GPU (``pytest -m cuda``), and on the stand-in for one.
-"""
+"""Programs of their own on a GPU: how they end, other allocators, contexts on other devices."""
 
 from __future__ import annotations
 
@@ -13,47 +10,45 @@ import sys
 import textwrap
 from pathlib import Path
 
-import _warm
 import pytest
 import torch
 from _folders import HELPERS, ROOT
-from _gpus import CUDA, MEBI, Filled, filled, num_wrong
+from _gpus import CUDA, MEBI, Filled, filled, gpu, num_wrong
+from _lazy_device import machine
+from _loader_helpers import no_thread_left
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.pipeline import PipelineBuilder
 
-ANYWHERE = pytest.mark.parametrize("device", ["stand-in", CUDA])
+__all__ = ["gpu", "no_thread_left"]
+
 PATIENCE_SECONDS = 60
 
 PRELUDE = f"""
 import signal, sys
 sys.path[:0] = {[str(ROOT), str(HELPERS), str(Path(__file__).parent)]!r}
 import json, torch
-import _gpus, {Path(__file__).stem} as here
+import {Path(__file__).stem} as here
+from _gpus import CudaGpu
 from spdl_torch import DataLoader
 """
-DEVICES = {"cuda": "gpu = _gpus.CudaGpu()\n", "stand-in": "gpu = _gpus.stand_in(here)\n"}
 
 
-def started(device, code, **environ):
-    """A program, which has the device as ``gpu``. On a GPU it is a new process from its start."""
-    command = ["-W", "ignore", "-c", PRELUDE + DEVICES[device] + code]
-    env = {**os.environ, **environ}
-    if device != "cuda":
-        return _warm.start(command, env=env, ends_whole=True)
+def started(code, **environ):
+    """A program, which is a new process from its start."""
     return subprocess.Popen(
-        [sys.executable, *command],
+        [sys.executable, "-W", "ignore", "-c", PRELUDE + code],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=env,
+        env={**os.environ, **environ},
     )
 
 
-def found_by(device, code, **environ):
+def found_by(code, **environ):
     """What a program prints last, as JSON."""
-    with started(device, code, **environ) as process:
+    with started(code, **environ) as process:
         try:
             printed, complaint = process.communicate(timeout=2 * PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
@@ -69,7 +64,7 @@ if __name__ == "__main__":
     batches = iter(loader)
     for _ in range(12):  # as far ahead of the device as a loop can be
         batch = next(batches)
-        here.torch.cuda._sleep(200_000_000)
+        torch.cuda._sleep(200_000_000)
     print("READY", flush=True)
 """
 THREADS = 'isolation="thread"'
@@ -87,12 +82,12 @@ THREADS = 'isolation="thread"'
     ],
     ids=["end", "sys.exit", "exception", "Ctrl-C", "persistent workers", "processes"],
 )
-@ANYWHERE
-def test_program_ends_while_a_loader_sends_batches(device, code, status, options):
+@pytest.mark.cuda
+def test_program_ends_while_a_loader_sends_batches(code, status, options):
     """With its own status, and in silence but for its own error. The kernels that it has launched
     take some seconds; only CUDA itself waits for them."""
     code = LOADS.format(options=options) + textwrap.indent(code, "    ") + "\n"
-    with started(device, code) as process:
+    with started(code) as process:
         process.stdout.readline()  # READY, or the end of output if it failed
         if status < 0 and process.poll() is None:
             process.send_signal(-status)
@@ -124,19 +119,17 @@ def allocators_here():
 
 
 @pytest.mark.parametrize(
-    ("device", "name", "setting"),
+    ("name", "setting"),
     [
-        ("stand-in", "expandable_segments", "expandable_segments:True"),
-        pytest.param(
-            *("cuda", "expandable_segments", "expandable_segments:True"), marks=CUDA.marks
-        ),
-        pytest.param(*("cuda", "cuda_malloc_async", "backend:cudaMallocAsync"), marks=CUDA.marks),
+        ("expandable_segments", "expandable_segments:True"),
+        ("cuda_malloc_async", "backend:cudaMallocAsync"),
     ],
 )
-def test_batches_are_whole_on_another_allocator(device, name, setting):
+@pytest.mark.cuda
+def test_batches_are_whole_on_another_allocator(name, setting):
     """Which one there is, is settled when a process begins to use CUDA."""
     environ = {"PYTORCH_CUDA_ALLOC_CONF": setting}  # the older name, which every torch knows
-    found = found_by(device, "print(json.dumps(here.found_here(gpu)))", **environ)
+    found = found_by("print(json.dumps(here.found_here(CudaGpu())))", **environ)
     if name not in found["allocators"]:
         pytest.skip("this system does not have it")
     assert found["wrong"] == 0
@@ -167,16 +160,20 @@ def num_elsewhere(gpu, device):
 
 def devices_in_use():
     """On which this process has a context."""
+    if machine() is not None:
+        return set(machine().used)
     has_context = torch._C._cuda_hasPrimaryContext
     return {index for index in range(torch.cuda.device_count()) if has_context(index)}
 
 
-@ANYWHERE
-def test_other_devices_are_left_alone(device):
+@pytest.mark.parametrize("gpu", [{"is_prompt": True}, CUDA], indirect=True)
+def test_other_devices_are_left_alone(gpu):
     """A context takes 500 MB of each, on every rank. Batches go to the last device, while the first
     one is current."""
-    last = 3 if device == "stand-in" else torch.cuda.device_count() - 1
-    if last == 0:
+    if machine() is not None:
+        found = num_elsewhere(gpu, 3)
+    elif last := torch.cuda.device_count() - 1:
+        found = found_by(f"print(json.dumps(here.num_elsewhere(CudaGpu(), {last})))")
+    else:
         pytest.skip("one GPU")
-    found = found_by(device, f"print(json.dumps(here.num_elsewhere(gpu, {last})))")
     assert found == dict.fromkeys(("inline", "threads", "processes", "pipeline"), 0)

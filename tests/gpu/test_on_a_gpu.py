@@ -1,6 +1,6 @@
 """What a GPU gets is whole: as torch's, read late, beside captures, from memory that is bounded.
 
-Each test runs on a GPU (``pytest -m cuda``), and with less to load on the stand-in for one.
+Each test runs on a GPU (``pytest -m cuda``), and most, with less to load, on the stand-in for one.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from _gpus import (
     ANYWHERE,
     KIBI,
     MEBI,
+    ON_CUDA,
     PROMPT,
     STREAMS,
     Filled,
@@ -21,7 +22,6 @@ from _gpus import (
     gpu,
     moved,
     num_wrong,
-    torchs,
 )
 from _loader_helpers import no_thread_left
 from _videos import KINDS, write_video
@@ -40,7 +40,7 @@ from spdl_torch.io import (
 from spdl_torch.io._transfer import cuda
 from spdl_torch.measuring.photographs import write_photographs
 
-__all__ = ["gpu", "no_thread_left", "torchs"]
+__all__ = ["gpu", "no_thread_left"]
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
@@ -179,12 +179,11 @@ def test_batches_of_processes_are_whole(gpu, options):
     assert num_wrong(gpu, loader, data.expected(), use=use) == 0
 
 
-def num_spoiled(gpu, num_workers=16):
-    """How many captures of a graph, in the default mode, fail beside a loader that needs more
-    memory each time, and how many graphs or batches are wrong."""
-    num_graphs, _ = gpu.extent(50, 0)
-    data = Filled([(index + 1) * 64 * KIBI for index in range(num_graphs)])
-    options = {**THREADS, "num_workers": num_workers}
+@ON_CUDA
+def test_graphs_are_captured_beside_a_loader(gpu):
+    """In the default mode, beside one that needs more memory each time; and replayed."""
+    data = Filled([(index + 1) * 64 * KIBI for index in range(50)])
+    options = {**THREADS, "num_workers": 16}
     loader = DataLoader(data, batch_size=None, device="cuda", **options)
     place, result, failed, wrong = torch.zeros(1000, device="cuda"), None, 0, 0
     for number, batch in enumerate(loader):
@@ -199,23 +198,15 @@ def num_spoiled(gpu, num_workers=16):
         graph.replay()
         is_right = float(result.sum()) == 1000 * (number + 1)
         wrong += not (is_right and bool((batch == number % 251).all()))
-    return failed, wrong
-
-
-@PROMPT
-@pytest.mark.usefixtures("torchs")
-def test_graphs_are_captured_beside_a_loader(gpu):
-    """And replayed."""
-    assert num_spoiled(gpu) == (0, 0)
+    assert (failed, wrong) == (0, 0)
 
 
 SHAPES = 4
 """Different batches, each of which the compiled model meets, and captures, beside the loader."""
 
 
-@PROMPT
+@ON_CUDA
 @pytest.mark.timeout(400)
-@pytest.mark.usefixtures("torchs")
 @pytest.mark.filterwarnings("ignore")  # torch.compile's own, which as errors would skip the test
 def test_compiled_model_captures_beside_a_loader(gpu):
     """With batches that it has not met before."""
@@ -257,8 +248,7 @@ def active_bytes():
     return int(torch.cuda.memory_stats()["active_bytes.all.current"])
 
 
-@ANYWHERE
-@pytest.mark.usefixtures("torchs")
+@ON_CUDA
 def test_few_batches_are_in_device_memory(gpu):
     """However much faster than the device the loop launches. It is asked as each batch arrives: the
     peak would have in it what the test's own kernels take for a moment. What is in use then
@@ -277,8 +267,7 @@ def test_few_batches_are_in_device_memory(gpu):
     assert (max(held) - before) / data.sizes[0] <= 12
 
 
-@ANYWHERE
-@pytest.mark.usefixtures("torchs")
+@ON_CUDA
 def test_epoch_begins_with_the_pinned_memory_of_the_one_before_it(gpu, locked):
     """Ours is locked once, and torch's is not asked for any more."""
     data = filled(gpu, 50, MEBI)
@@ -302,14 +291,19 @@ def test_epoch_begins_with_the_pinned_memory_of_the_one_before_it(gpu, locked):
 
 @pytest.mark.parametrize(
     ("batch_size", "options", "most"),
-    [(None, THREADS, 2), (1, THREADS, 4 + 3), (1, PROCESSES, 4 + 3 + 2)],
-    ids=["packed", "made", "of processes"],
+    [
+        (None, THREADS, 2),
+        (1, {"num_workers": 0}, 2 + 3),
+        (1, THREADS, 4 + 3),
+        (1, PROCESSES, 4 + 3 + 2),
+    ],
+    ids=["packed", "without workers", "made", "of processes"],
 )
 @ANYWHERE
 def test_pinned_memory_is_bounded_by_the_largest_batch(gpu, locked, batch_size, options, most):
     """The bound, in batches of that size plus an eighth and the rounding: two slabs for what is
-    packed; for what is made there, three more than the four that may be outstanding, these two
-    included, and one for each process."""
+    packed; for what is made there, three more than may be outstanding, these two included, and one
+    for each process."""
     num_batches, most_bytes = gpu.extent(1000, 16 * MEBI)
     data, pinned = Filled(sizes_between(64 * KIBI, most_bytes, num_batches)), []
     largest = max(data.sizes) * 9 / 8 + 64 * KIBI
@@ -323,8 +317,7 @@ def test_pinned_memory_is_bounded_by_the_largest_batch(gpu, locked, batch_size, 
     assert 0 < max(pinned) / largest <= most
 
 
-@PROMPT
-@pytest.mark.usefixtures("torchs")
+@ON_CUDA
 def test_loop_goes_on_when_the_device_had_no_memory_for_a_batch(gpu):
     """The error is torch's, and says where."""
     size = 2 * torch.cuda.get_device_properties(0).total_memory

@@ -3,6 +3,7 @@ copies, what is asked of CUDA where there is none."""
 
 from __future__ import annotations
 
+import gc
 import mmap
 import threading
 from contextlib import nullcontext
@@ -30,6 +31,7 @@ from spdl_torch.io import (
 )
 from spdl_torch.io._transfer import cuda, runtime
 from spdl_torch.io._transfer.slabs import copy_alone
+from spdl_torch.io._transfer.transfer import MOST_BEHIND
 from spdl_torch.loader import opening
 from spdl_torch.pipeline import PipelineBuilder
 
@@ -74,6 +76,24 @@ def test_pinned_batches_spoil_no_graph(monkeypatch):
     assert torch.equal(found, batch)
     assert device.is_locked(found.data_ptr())
     assert not device.violations
+
+
+def test_transfers_spoil_no_graph(backends):
+    """From its memory to its end: streams are made, pages locked, copies and the model waited for,
+    memory freed."""
+
+    def transfer():
+        copies = Transfer("cuda:1", num_slabs=1)
+        locked = pinned(torch.ones(LARGE, dtype=torch.uint8))
+        for _ in range(MOST_BEHIND + 3):
+            copies.stage([torch.ones(1), locked]).receive()
+        copies.stage([torch.ones(1)]).synchronize()
+        del copies, locked
+        gc.collect()
+
+    with machine().capture():
+        result_of(in_thread(transfer))
+    assert not machine().violations
 
 
 @settings(deadline=None)

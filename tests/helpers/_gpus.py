@@ -1,8 +1,7 @@
 """The devices of tests that run on a GPU and here: CUDA's, and the stand-in for one.
 
-``gpu`` is what a test asks of its device. With ``torchs``, what the test's module asks of torch on
-``"cuda"`` is done by the stand-in, on the host. Graphs are replayed for real: each operation that
-was captured is done again.
+``gpu`` is what a test asks of its device. What a module asks of torch on ``"cuda"`` is done by the
+stand-in, on the host, with ``as_torchs``.
 """
 
 from __future__ import annotations
@@ -10,19 +9,16 @@ from __future__ import annotations
 import gc
 import itertools
 from contextlib import contextmanager, nullcontext
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from _gates import PATIENCE_SECONDS, in_thread, result_of
+from _gates import PATIENCE_SECONDS
 from _lazy_device import LazyDevice, LazyStream, TorchWith, install, machine, rings
 from _loader_helpers import loader_threads
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import Dataset
 
-from spdl_torch.io import Transfer
 from spdl_torch.io._transfer import cuda, runtime, transfer
 
 STREAMS = ("default", "side", "external")
@@ -33,6 +29,7 @@ ORDERS = ("late", "model", 0, 1)
 ANYWHERE = pytest.mark.parametrize("gpu", ["late", CUDA], indirect=True)
 PROMPT = pytest.mark.parametrize("gpu", [{"is_prompt": True}, CUDA], indirect=True)
 """The same for whoever looks at what has arrived: on the host nobody waits for the stand-in."""
+ON_CUDA = pytest.mark.parametrize("gpu", [CUDA], indirect=True)
 
 KIBI, MEBI = 1 << 10, 1 << 20
 _LATE_CYCLES = 4_000_000  # some 2 ms
@@ -201,21 +198,6 @@ def gpu(request, monkeypatch):
         thread.join(PATIENCE_SECONDS)
 
 
-@pytest.fixture
-def torchs(gpu, request, monkeypatch):
-    """The torch of the test's module finds the device."""
-    with nullcontext() if isinstance(gpu, CudaGpu) else as_torchs(gpu, monkeypatch, request.module):
-        yield
-
-
-def stand_in(module):
-    """Put the stand-in in CUDA's place in this process, as long as it lives."""
-    install(device := LazyDevice(is_prompt=True))
-    module.torch = Torch(device)
-    OnHost().__enter__()
-    return LazyGpu(device)
-
-
 class Filled(Dataset):
     """Sample ``k`` is a tensor of ``sizes[k]`` bytes, each of them ``k`` modulo 251."""
 
@@ -262,7 +244,7 @@ def num_wrong(gpu, batches, expected, *, streams=("default",), use=None):
 
 
 class Cuda:
-    """``torch.cuda`` as programs know it, which is more than transfers use."""
+    """``torch.cuda`` as loops know it, which is more than transfers use."""
 
     def __init__(self, device):
         self.machine = device
@@ -275,74 +257,6 @@ class Cuda:
 
     def synchronize(self):
         self.machine.drain()
-
-    def _sleep(self, cycles):
-        self.machine.step()
-
-    def get_device_properties(self, index):
-        self.machine.most_bytes = MEBI
-        return SimpleNamespace(total_memory=MEBI)
-
-    def memory_stats(self):
-        """What is in use, also by kernels alone."""
-        machine = self.machine
-        with machine.lock:
-            machine.settle()
-            free = {id(block) for block in machine.free}
-            free |= {id(b) for b, marks in machine.guarded if all(mark.is_done for mark in marks)}
-            sizes = [len(block.bytes) for block in machine.blocks if id(block) not in free]
-        return {"active_bytes.all.current": sum(sizes)}
-
-    def host_memory_stats(self):
-        """torch pins nothing here."""
-        return {"num_host_alloc": 0}
-
-    def get_allocator_backend(self):
-        return "native"
-
-    def memory_snapshot(self):
-        return [{"is_expandable": True}]
-
-    def CUDAGraph(self):
-        return Operations()
-
-    @contextmanager
-    def graph(self, operations):
-        with self.machine.capture(), operations:
-            result_of(in_thread(stage_beside))  # what a loader may do meanwhile
-            yield
-        if self.machine.violations:
-            self.machine.violations.clear()
-            raise RuntimeError("operation failed due to a previous error during capture")
-
-
-def stage_beside():
-    """A transfer of its own, from its memory to its end: streams are made, pages locked, copies and
-    the model waited for, memory freed."""
-    copies = Transfer("cuda:1", num_slabs=1)  # the loader has made the other device's stream before
-    locked = pinned(torch.ones(64 * KIBI, dtype=torch.uint8))
-    for _ in range(transfer.MOST_BEHIND + 3):
-        copies.stage([torch.ones(1), locked]).receive()
-    copies.stage([torch.ones(1)]).synchronize()
-    del copies, locked
-    gc.collect()
-
-
-class Operations(TorchDispatchMode):
-    """What is captured; ``replay`` does it again, into the same tensors."""
-
-    def __init__(self):
-        super().__init__()
-        self.done = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        out = function(*args, **(kwargs or {}))
-        self.done.append((out, function, args, kwargs or {}))
-        return out
-
-    def replay(self):
-        for out, function, args, kwargs in self.done:
-            out.copy_(function(*args, **kwargs))
 
 
 class OnHost(TorchFunctionMode):
@@ -368,9 +282,6 @@ class Torch(TorchWith):
 
     def __init__(self, device):
         super().__init__(device, Cuda(device))
-
-    def compile(self, model, **_):
-        return model
 
 
 @contextmanager

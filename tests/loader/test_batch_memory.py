@@ -241,42 +241,6 @@ def test_memory_is_offered_to_the_thread_that_makes_the_batch_alone(backends, fo
         assert room_in_batch(1 << 20) is None
 
 
-class Sizes(Dataset):
-    """Tensors of many sizes, two to a sample."""
-
-    def __init__(self, count):
-        self.sizes = np.random.default_rng(0).integers(1 << 16, 1 << 19, count).tolist()
-
-    def __len__(self):
-        return len(self.sizes)
-
-    def __getitem__(self, index):
-        size = self.sizes[index]
-        large = torch.full((size,), index % 251, dtype=torch.uint8)
-        return large, large[: 1 << 16]
-
-
-@pytest.mark.parametrize(
-    ("most", "options"),
-    [
-        (2 + 3, {"num_workers": 0}),
-        (2 * 2 + 3, {"num_workers": 2}),
-        (2 * 2 + 3 + 2, {"num_workers": 2, "isolation": "process", **FORKED}),
-    ],
-)
-def test_all_pinned_memory_of_a_loader_is_bounded(backends, most, options):
-    """Pieces, slabs, and the shared memory of all processes together: in batches of the largest
-    size, three more than can be outstanding, and one for each process; flat over 400 sizes."""
-    data = Sizes(400)
-    largest = max(data.sizes) + (1 << 16)
-    bound = most * (largest * 9 // 8 + SMALL_BYTES)
-    for index, (large, small) in enumerate(DataLoader(data, 1, device="cuda", **options)):
-        assert large.shape == (1, data.sizes[index])
-        assert (large[:, ::997] == index % 251).all()
-        assert (small[:, ::997] == index % 251).all()
-        assert 0 < sum(machine().locked.values()) <= bound
-
-
 def test_region_is_locked_once_there_is_room():
     """And not asked for again by a system that has refused."""
     locker = Locker()

@@ -1,9 +1,11 @@
-"""Ctrl-C at any moment of loading: nothing hangs, no sample is lost or comes twice."""
+"""Ctrl-C, or an error of a signal's handler, at any moment of loading: nothing hangs, no sample is
+lost or comes twice."""
 
 import itertools
 import json
 import random
 import re
+import signal
 from contextlib import suppress
 from functools import partial
 
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from _at_call import AtCall
+from _covering import by_pairs
 from _datasets import IndexStream, Indices
 from _folders import HELPERS
 from _gates import quiet_log
@@ -108,21 +111,41 @@ class Resumable(KnowsPosition, IndexStream):
     """An iterable dataset that knows where it stands."""
 
 
-def interrupted(make, place, more=()):
-    """What the loop got until Ctrl-C came at that place of the second batch's way to it, what
+class TooLate(TimeoutError):
+    """What a handler raises that limits the time of a loop, as many are written."""
+
+
+SIGNALS = {"Ctrl-C": signal.SIGINT, "an error": signal.SIGUSR1}
+"""By what comes of them."""
+
+
+@pytest.fixture
+def _too_late():
+    """An error comes of SIGUSR1."""
+
+    def handler(*_):
+        raise TooLate
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+def interrupted(make, place, more=(), number=signal.SIGINT):
+    """What the loop got until a signal came at that place of the second batch's way to it, what
     another loader gives with the state from then, what the iterator itself still gives (None: it is
-    over, and says so), and where Ctrl-C came. ``more``: options of the other loader."""
+    over, and says so), and where the signal came. ``more``: options of the other loader."""
     loader = make()
     iterator = iter(loader)
     seen = next(iterator).tolist()
     try:
-        with AtCall(place) as ctrl_c:
+        with AtCall(place, number) as at_call:
             # A statement, and no call of next(): no place lies between its end and the loop.
             for batch in iterator:
                 received = batch
                 break
         seen += received.tolist()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, TooLate):
         pass  # in a finalizer it is swallowed
     again = make(**dict(more))
     again.load_state_dict(loader.state_dict())
@@ -131,7 +154,7 @@ def interrupted(make, place, more=()):
         rest = [sample for batch in iterator for sample in batch.tolist()]
     except PipelineStopped:
         rest = None
-    return seen, resumed, rest, ctrl_c.where
+    return seen, resumed, rest, at_call.where
 
 
 DATA = {
@@ -151,12 +174,15 @@ WORKERS = {
 }
 
 
-@pytest.mark.parametrize("data", DATA)
-@pytest.mark.parametrize("workers", WORKERS)
-def test_no_sample_is_lost_or_comes_twice_after_ctrl_c(workers, data, caplog):
-    """Wherever it comes while a batch is awaited: the iterator goes on as if it had not, or says
-    that it is over; a state gives what the loop has not had. Of a sampler with a state of its own,
-    what it had passed as Ctrl-C came within it is missing, which the log says."""
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+@pytest.mark.usefixtures("_too_late")
+@by_pairs(workers=WORKERS, data=DATA, raised=SIGNALS)
+def test_no_sample_is_lost_or_comes_twice_after_a_signal(workers, data, raised, caplog):
+    """Wherever it comes while a batch is awaited, as Ctrl-C or as a handler's error, which is not
+    taken for the dataset's: the iterator goes on as if it had not, or says that it is over; a state
+    gives what the loop has not had. Of a sampler with a state of its own, what it had passed as
+    Ctrl-C came within it is missing, which the log says."""
     options, step = WORKERS[workers]
     expected = [n for n in range(NUM_SAMPLES) if data != "flawed" or n not in BAD]
     were_over, numbers_missing = set(), set()
@@ -166,7 +192,7 @@ def test_no_sample_is_lost_or_comes_twice_after_ctrl_c(workers, data, caplog):
             # Threads go on where processes were, which takes less time.
             more = {"isolation": "thread"} if options else {}
             seen, resumed, rest, where = interrupted(
-                lambda **more: DATA[data](**{**options, **more}), place, more
+                lambda **more: DATA[data](**{**options, **more}), place, more, SIGNALS[raised]
             )
             assert rest is None or sorted(seen + rest) == expected, f"at place {place}: {where}"
             missing = sorted({*expected} - {*seen, *resumed})
