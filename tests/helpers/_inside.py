@@ -68,11 +68,6 @@ def pids_of(source):
     return [child.pid for child in children_of(source).values()]
 
 
-def regions_of(mappings):
-    """The slabs that the trainer has mapped, by number."""
-    return mappings.regions
-
-
 def tuner_of(iterator):
     """Who tunes the number of an iterator's workers."""
     return iterator._tuner

@@ -1,151 +1,93 @@
 """The parts of isolation="process": batches in slabs, messages on a wire."""
 
 import os
-import pickle
 import random
 
 import numpy as np
 import pytest
 import torch
-from _inside import regions_of
-from _isolated import isolated, num_mapped_slabs
-from _isolation_data import Images
-from hypothesis import given, settings, strategies as st
+from _datasets import Made
+from _isolated import isolated, mapped_slabs, num_mapped_slabs
+from _isolation_data import Images, as_list
 from torch.utils.data import Dataset
 
 from spdl_torch import DataLoader
-from spdl_torch.loader.backends.jobs import Loaded
-from spdl_torch.loader.backends.processes.batch_packing import SlabWriter, unpack
-from spdl_torch.loader.backends.processes.shared_memory import Mappings
+from spdl_torch.io import batch_storage
 from spdl_torch.loader.backends.processes.wire import LONG_BYTES, File, Wire, socket_pair
 from spdl_torch.loader.fetching.collating import LARGE_BYTES
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="passes descriptors")
 
 
-class Passage:
-    """Both sides of the border, in one process."""
-
-    def __init__(self, most_held=8):
-        self.writer = SlabWriter()
-        self.mappings = Mappings(most_held)
-
-    def __call__(self, batch):
-        packed = self.writer.pack(batch)
-        if packed.size:
-            self.mappings.open(packed.slab, packed.size, File(os.dup(self.writer.slab.file)))
-        self.writer.sent()
-        self.mappings.forget(self.writer.slabs.retired())
-        message = pickle.loads(pickle.dumps(packed, 5))
-        return unpack(Loaded(0, message), self.mappings).batch
-
-    def tell_freed(self):
-        """Slabs that nothing views any more go back."""
-        freed = self.mappings.freed()
-        self.writer.slabs.freed(*freed)
-        return freed.slabs
-
-
-BIG = torch.rand(4, 3, 100, 100)
-
-
-PARTS = st.builds(
-    lambda make, size, value: make(size, value),
-    st.sampled_from(
-        [
-            lambda size, value: torch.full((size,), value, dtype=torch.uint8),
-            lambda size, value: np.full(size // 2, value, dtype=np.int16),
-            lambda size, value: chr(value) * size,
-        ]
-    ),
-    st.integers(0, 2 * LARGE_BYTES),
-    st.integers(0, 99),
-)
+def parts_of(index):
+    """Some parts of any size: tensors, arrays, texts."""
+    draws = random.Random(index)
+    sizes = [draws.randrange(2 * LARGE_BYTES) for _ in range(draws.randrange(6))]
+    kinds = [
+        lambda size: torch.full((size,), index % 99, dtype=torch.uint8),
+        lambda size: np.full(size // 2, index % 99, dtype=np.int16),
+        lambda size: chr(index % 99) * size,
+    ]
+    return [draws.choice(kinds)(size) for size in sizes]
 
 
 def content_of(batch):
     return [(type(part), np.asarray(part).dtype, bytes(np.asarray(part))) for part in batch]
 
 
-def test_batches_of_any_sizes_pass_and_stay():
-    """Through the same slabs, one after the other, some of them kept."""
-    passage, kept = Passage(most_held=3), []
-
-    @settings(max_examples=100, deadline=None)
-    @given(st.lists(PARTS, max_size=6), st.booleans())
-    def check(batch, keep):
-        kept.append((passage(batch), content_of(batch)))
-        passage.tell_freed()
-        for found, content in kept:
-            assert content_of(found) == content
-        del kept[:-5]
-        if not keep:
-            del kept[-1]
-
-    check()
-    kept.clear()
-    passage.tell_freed()
-    assert len(regions_of(passage.mappings)) <= 3 + 2
+@pytest.mark.parametrize("has_memfd", [True, False])
+def test_batches_of_any_sizes_pass_and_stay(has_memfd, monkeypatch):
+    """Through the same slabs, one after the other, some of them kept, or a view of a view; also
+    where slabs are nameless files, as on macOS. One that is too small is replaced."""
+    if not has_memfd:
+        monkeypatch.delattr(os, "memfd_create", raising=False)
+    kept, most = [], 0
+    loader = isolated(Made(parts_of, 100), None, num_workers=1, collate_fn=as_list)
+    for index, batch in enumerate(loader):
+        assert content_of(batch) == content_of(parts_of(index))
+        if index % 3 == 0:
+            views = [part[1:][::2] for part in batch]
+            kept = [*kept[-3:], (views, content_of(views))]
+        for views, content in kept:
+            assert content_of(views) == content
+        most = max(most, num_mapped_slabs() if has_memfd else 1)
+    assert 0 < most <= 4 + 2 + 3  # kept, the loop's and under way
 
 
-def test_slab_is_free_when_the_last_view_dies():
-    """A view of a view keeps it; so does an array. One that is too small is replaced, and forgotten
-    on both sides."""
-    passage = Passage()
-    batch = passage([BIG, np.arange(100_000.0)])
-    part, array = batch[0][1].reshape(-1)[5:], batch[1][::2]
-    del batch
-    assert passage.tell_freed() == ()
-    del part
-    assert passage.tell_freed() == ()
-    del array
-    assert passage.tell_freed() == (0,)
-    passage([BIG])
-    assert passage.tell_freed() == (0,)  # the same one again
-    for size in (1_000_000, 2_000_000):
-        passage(torch.zeros(size))
-        passage.tell_freed()
-    assert list(regions_of(passage.mappings)) == [2]
+class Keeping(Dataset):
+    """A batch is made in its slab, and a part of some is kept; of three one fails after that. With
+    it is told how many slabs its process has."""
 
+    def __init__(self):
+        self.kept = []
 
-def test_batch_that_gets_no_further_gives_its_slab_back():
-    """An epoch that was left drops what was ready; a sample may fail after some were made."""
-    writer = SlabWriter()
-    assert [writer.pack(BIG).slab for _ in range(3)] == [0, 0, 0]
-    writer, places = SlabWriter(), set()
-    for _ in range(3):
-        writer.begin()
-        places.add(writer.room(LARGE_BYTES).data_ptr())
-        assert writer.room(LARGE_BYTES - 1) is None
-    assert len(places) == 1
+    def __len__(self):
+        return 90
+
+    def __getitems__(self, indices):
+        (index,) = indices
+        made = batch_storage().tensor((1, LARGE_BYTES)).fill_(index)
+        if index % 3 == 0:
+            raise KeyError(index)
+        if index % 3 == 1:
+            self.kept = [*self.kept[-2:], (index, made[0, :9])]
+        assert all((part == number).all() for number, part in self.kept)
+        return [(made[0], len(mapped_slabs()))]
 
 
 def test_slab_that_the_child_views_is_not_written_again():
-    """A dataset may keep samples that were made in it, or pass them on once more."""
-    passage, kept, places = Passage(), [], []
-    writer = passage.writer
-    for value in range(6):
-        writer.begin()
-        made = writer.room(LARGE_BYTES).fill_(value)
-        places.append(made.data_ptr())
-        kept += [made[:9]] if value % 2 else []
-        assert bytes(passage(made)) == bytes([value]) * LARGE_BYTES
-        del made
-        passage.tell_freed()
-    assert [each.tolist() for each in kept] == [[value] * 9 for value in (1, 3, 5)]
-    assert places[::2] == places[1::2]  # each was used twice, and then kept
-    assert len(set(places)) == 3
-    kept.clear()
-    writer.begin()
-    assert writer.room(LARGE_BYTES).data_ptr() in places
-
-
-def test_slab_is_a_nameless_file_where_there_is_no_memfd(monkeypatch):
-    """As on macOS."""
-    monkeypatch.delattr(os, "memfd_create", raising=False)
-    passage = Passage()
-    found = passage([BIG])
-    assert torch.equal(found[0], BIG)
+    """A dataset may keep samples that were made in it; and a batch that gets no further gives its
+    slab back."""
+    batches, most = iter(isolated(Keeping(), 1, num_workers=1)), 0
+    for index in range(90):
+        if index % 3 == 0:
+            with pytest.raises(KeyError, match=str(index)):
+                next(batches)
+            continue
+        made, num_slabs = next(batches)
+        assert bytes(made.numpy()) == bytes([index]) * LARGE_BYTES
+        most = max(most, num_slabs.item())
+    assert 3 < most <= 3 + 2 + 3
 
 
 class Unpicklable(int):
