@@ -82,9 +82,11 @@ class Subscripted(DataLoader[int]):
 @pytest.mark.parametrize("duplicate", [copy.copy, lambda it: pickle.loads(pickle.dumps(it))])
 def test_loader_can_be_subscripted_copied_and_pickled(duplicate):
     """isinstance checks and annotations of user code hold; a copy is a loader of the same class
-    with the same options and batches; its iterator, of torch's base class, cannot be pickled."""
-    loader = Subscripted(SAMPLES, batch_size=5, num_workers=2, stats=False)
-    list(loader)
+    with the same options and batches, and workers of its own, while the other one's go on; its
+    iterator, of torch's base class, cannot be pickled."""
+    options = {"num_workers": 2, "persistent_workers": True, "isolation": "thread"}
+    loader = Subscripted(SAMPLES, batch_size=5, stats=False, **options)
+    next(begun := iter(loader))
     other = duplicate(loader)
     assert type(other) is Subscripted
     assert isinstance(other, TorchLoader)
@@ -93,7 +95,9 @@ def test_loader_can_be_subscripted_copied_and_pickled(duplicate):
     assert isinstance(batches, TorchIterator)
     with pytest.raises(NotImplementedError, match="cannot be pickled"):
         pickle.dumps(batches)
-    assert epoch_of(other) == epoch_of(TorchLoader(SAMPLES, batch_size=5))
+    expected = epoch_of(TorchLoader(SAMPLES, batch_size=5))
+    assert epoch_of(other) == expected
+    assert epoch_of(begun) == expected[1:]
 
 
 @pytest.mark.parametrize(

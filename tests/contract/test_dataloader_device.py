@@ -14,7 +14,6 @@ from _lazy_device import (
     PATIENCE_SECONDS,
     LazyBackend,
     LazyDevice,
-    backends,
     install,
     machine,
     put_to_rest,
@@ -33,9 +32,6 @@ from spdl_torch import PipelineDataset, PipelineFailure, UnsupportedOptionError
 from spdl_torch.io._transfer import transfer
 from spdl_torch.loader.backends import transfer_stage
 from spdl_torch.pipeline import PipelineBuilder
-
-__all__ = ["backends"]
-
 
 workers = pytest.mark.parametrize("num_workers", [0, 2])
 

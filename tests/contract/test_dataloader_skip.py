@@ -13,7 +13,6 @@ import pytest
 import torch
 from _datasets import Made, MapData, Sized, StreamData
 from _inside import state_of
-from _lazy_device import backends  # noqa: F401
 from _loader_helpers import PATIENCE_SECONDS, DataLoader, as_list, epoch_of
 from hypothesis import given, settings, strategies as st
 from torch.utils.data import DistributedSampler, IterableDataset, Subset
@@ -411,7 +410,7 @@ def test_error_does_not_keep_the_batch_alive():
     del batches
 
 
-def test_device_batches_are_made_of_the_good_ones(backends):  # noqa: F811
+def test_device_batches_are_made_of_the_good_ones(backends):
     """The way to a device passes on what became of the samples."""
     for workers in ({}, WORKERS["threads"]):
         loader = DataLoader(

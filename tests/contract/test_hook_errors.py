@@ -28,13 +28,10 @@ from _hooks import (
     Plain,
     error_of,
 )
-from _lazy_device import backends
 from _loader_helpers import assert_threads_end, loader_threads
 from _seats import FORKED, NONE, SERVED, THREADS, in_every_seat, in_seats, with_workers
 
 from spdl_torch.pipeline import PipelineStopped
-
-__all__ = ["backends"]
 
 ALL = tuple(KINDS)
 FEW = ("ordinary", "stop", "exit", "locked", "frozen")

@@ -285,7 +285,6 @@ class InBatches(Made):
 
 
 # Made anew by each test: an error that was raised keeps the frames of the loop that it met.
-# Made anew by each test: an error that was raised keeps the frames of the loop that it met.
 ERRORS = {
     "whose text raises": (Made, Mute, {"batch_size": 3}),
     "with notes that are none": (Made, Noted, {"batch_size": 3}),

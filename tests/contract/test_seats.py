@@ -21,7 +21,7 @@ from _datasets import (
     Rows,
     Stream,
 )
-from _gates import PATIENCE_SECONDS, until
+from _gates import PATIENCE_SECONDS, in_thread, result_of, until
 from _loader_helpers import (
     as_list,
     assert_threads_end,
@@ -165,20 +165,17 @@ def test_workers_are_told_what_torch_tells_them(seat, rng):
     assert len(ours) == len(torchs)
 
 
-def drawn_elsewhere():
-    """What a thread draws from the process's own generator of Python."""
-    found = []
-    thread = threading.Thread(target=lambda: found.append(random.random()))
-    thread.start()
-    thread.join()
-    return found
+def found_elsewhere():
+    """What a thread draws from the process's own generator of Python, and whose thread it is."""
+    return result_of(in_thread(lambda: (random.random(), get_worker_info().id)))
 
 
 def test_threads_of_a_dataset_draw_in_a_process_as_in_torchs():
-    """No stream of a sample is theirs; the process is seeded as torch seeds its workers'."""
+    """No stream of a sample is theirs; the process is seeded as torch seeds its workers'. They find
+    torch's worker info."""
     options = {"collate_fn": as_list, "num_workers": 1}
     torchs, ours = (
-        list(make(Drawing(drawn_elsewhere, 3), generator=seeded(9), **options))
+        list(make(Drawing(found_elsewhere, 3), generator=seeded(9), **options))
         for make in (FORKED.peer, FORKED.loader)
     )
     assert ours == torchs

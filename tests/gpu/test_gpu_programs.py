@@ -13,14 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 from _folders import HELPERS, ROOT
-from _gpus import CUDA, MEBI, Filled, filled, gpu, num_wrong
+from _gpus import CUDA, MEBI, Filled, filled, num_wrong
 from _lazy_device import machine
-from _loader_helpers import no_thread_left
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.pipeline import PipelineBuilder
-
-__all__ = ["gpu", "no_thread_left"]
 
 PATIENCE_SECONDS = 60
 

@@ -19,11 +19,9 @@ from _gpus import (
     STREAMS,
     Filled,
     filled,
-    gpu,
     moved,
     num_wrong,
 )
-from _loader_helpers import no_thread_left
 from _videos import KINDS, write_video
 from torch.utils.data import DataLoader as TorchLoader, TensorDataset
 
@@ -39,8 +37,6 @@ from spdl_torch.io import (
 )
 from spdl_torch.io._transfer import cuda
 from spdl_torch.measuring.photographs import write_photographs
-
-__all__ = ["gpu", "no_thread_left"]
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
@@ -92,11 +88,11 @@ def test_tensors_of_every_kind_are_as_torch_sends_them(gpu):
     assert unequal_tensors(gpu) == []
 
 
-def num_unequal_batches(gpu, device="cuda", **options):
+def num_unequal_batches(gpu, **options):
     """How many of a loader's batches are not there, or are not those of torch's loader."""
     data = TensorDataset(torch.arange(96_000.0).view(96, 1000), torch.arange(96))
     expected = list(TorchLoader(data, batch_size=10))
-    found = list(DataLoader(data, batch_size=10, device=device, **options))
+    found = list(DataLoader(data, batch_size=10, device="cuda", **options))
     wrong = abs(len(found) - len(expected))
     for batch, other in zip(found, expected, strict=False):
         pairs = zip(other, batch, strict=True)
@@ -109,12 +105,6 @@ def num_unequal_batches(gpu, device="cuda", **options):
 def test_batches_are_those_of_torchs_loader(gpu, options):
     """In its order; without workers, on threads, in processes."""
     assert num_unequal_batches(gpu, **options) == 0
-
-
-@PROMPT
-def test_batches_that_stay_on_the_host_are_found(gpu):
-    """Though they equal torch's."""
-    assert num_unequal_batches(gpu, device="cpu") == 10
 
 
 def frames_of(pictures, video, **options):

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from _gates import in_thread, named, result_of
-from _lazy_device import backends
 from hypothesis import HealthCheck, given, settings, strategies as st
 from torch.nn.utils.rnn import pack_sequence
 
@@ -22,8 +21,6 @@ from spdl_torch.io import (
     Transfer,
 )
 from spdl_torch.io._transfer.slabs import ALIGNMENT, SMALL_BYTES
-
-__all__ = ["backends"]
 
 MEBI = 1 << 20
 

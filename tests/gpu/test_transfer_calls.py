@@ -16,8 +16,8 @@ from _gates import in_thread, result_of
 from _gpus import pinned
 from _isolated import isolated, nothing_left
 from _isolation_data import Images
-from _lazy_device import LazyDevice, backends, install, machine
-from _loader_helpers import ThreadLoader as DataLoader, no_thread_left
+from _lazy_device import LazyDevice, install, machine
+from _loader_helpers import ThreadLoader as DataLoader
 from hypothesis import given, settings, strategies as st
 
 from spdl_torch import PipelineDataset, UnsupportedOptionError
@@ -35,7 +35,7 @@ from spdl_torch.io._transfer.transfer import MOST_BEHIND
 from spdl_torch.loader import opening
 from spdl_torch.pipeline import PipelineBuilder
 
-__all__ = ["backends", "no_thread_left", "nothing_left"]
+__all__ = ["nothing_left"]
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -119,8 +119,9 @@ def test_copy_is_torchs(dtype, order, kinds):
     assert torch.equal(target, source)
 
 
-def torchs_copies(monkeypatch):
-    """The thread and the size of each copy by torch, while a pipeline's items go to the device."""
+def test_packing_wakes_no_team(backends, monkeypatch):
+    """The cores are those of the stages, and one thread copies as fast as memory lets it: torch is
+    asked to copy what is small alone."""
     sizes, copy = [], torch.Tensor.copy_
 
     def copied(tensor, source, *args):
@@ -131,12 +132,7 @@ def torchs_copies(monkeypatch):
     builder = PipelineBuilder().add_source(range(3)).pipe(lambda k: (large(k), large(k)[:8]))
     items = list(PipelineDataset(builder.add_sink(), device="cuda"))
     assert [int(item[0][-1]) for item in items] == [0, 1, 2]
-    return sizes
-
-
-def test_packing_wakes_no_team(backends, monkeypatch):
-    """The cores are those of the stages, and one thread copies as fast as memory lets it."""
-    assert torchs_copies(monkeypatch) == [("spdl-transfer-0", 8)] * 3
+    assert sizes == [("spdl-transfer-0", 8)] * 3
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from _gpus import (
     ORDERS,
     Plain,
     filled,
-    gpu,
     is_pinned,
     keep_until_copied,
     moved,
@@ -25,14 +24,11 @@ from _gpus import (
     pinned,
 )
 from _lazy_device import LazyStream, machine, slabs
-from _loader_helpers import no_thread_left
 from torch.utils.data import Dataset
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.io import Transfer, batch_storage, transfer_tensor
 from spdl_torch.pipeline import PipelineBuilder
-
-__all__ = ["gpu", "no_thread_left"]
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),

@@ -25,7 +25,7 @@ STREAMS = ("default", "side", "external")
 """On which a program trains: torch's own, another of torch's, one that torch did not make."""
 
 CUDA = pytest.param("cuda", marks=pytest.mark.cuda)
-ORDERS = ("late", "model", 0, 1)
+ORDERS = ("late", "model", 0)
 ANYWHERE = pytest.mark.parametrize("gpu", ["late", CUDA], indirect=True)
 PROMPT = pytest.mark.parametrize("gpu", [{"is_prompt": True}, CUDA], indirect=True)
 """The same for whoever looks at what has arrived: on the host nobody waits for the stand-in."""

@@ -15,7 +15,7 @@ from _datasets import BulkData, GatedData, Made, MapData, StreamData
 from _gates import PATIENCE_SECONDS, spdl_threads, until
 from _inside import crew_of, give_out, is_tuned, resize
 from _loader_helpers import ThreadLoader as DataLoader, epoch_of
-from _tuners import RandomTuner, at_random, auto
+from _tuners import RandomTuner, auto
 from torch.utils.data import get_worker_info
 
 from spdl_torch import PipelineDataset
@@ -26,9 +26,6 @@ from spdl_torch.io import transfer_tensor
 from spdl_torch.loader.auto_workers import LoaderTuner
 from spdl_torch.observe import SQLiteStatsWriter, query_event_stats
 from spdl_torch.pipeline import Pipe, PipelineBuilder
-
-__all__ = ["at_random"]
-
 
 FORKS = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from _datasets import Made
-from _lazy_device import backends, machine
+from _lazy_device import machine
 from _loader_helpers import ThreadLoader as DataLoader
 from hypothesis import given, settings, strategies as st
 from PIL import Image
@@ -26,8 +26,6 @@ from spdl_torch.io._transfer.slabs import SMALL_BYTES
 from spdl_torch.io._transfer.transfer import Transfer
 from spdl_torch.loader.backends.processes.shared_memory import Slab
 from spdl_torch.pipeline import PipelineBuilder
-
-__all__ = ["backends"]
 
 FORKED = {"multiprocessing_context": "fork"}
 

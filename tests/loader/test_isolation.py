@@ -5,7 +5,6 @@ import logging
 import multiprocessing
 import os
 import pickle
-import signal
 import threading
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 import torch
 import torch.utils.data
 from _datasets import Made
-from _gates import PATIENCE_SECONDS, in_thread, num_fds, result_of, until
+from _gates import PATIENCE_SECONDS, num_fds, until
 from _inside import num_ready
 from _isolated import bits, epochs_of, isolated, nothing_left, num_mapped_slabs, served
 from _isolation_data import (
@@ -27,10 +26,9 @@ from _isolation_data import (
     as_list,
     settings,
 )
-from _lazy_device import backends
 from _loader_helpers import torch_loader
 from _readings import shown
-from torch.utils.data import Dataset, Subset, get_worker_info
+from torch.utils.data import Subset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from torchvision import tv_tensors
 
@@ -38,7 +36,7 @@ from spdl_torch import DataLoader
 from spdl_torch.errors import UnsupportedOptionError
 from spdl_torch.loader import opening
 
-__all__ = ["backends", "nothing_left"]
+__all__ = ["nothing_left"]
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="counts children and descriptors")
 
@@ -133,7 +131,7 @@ def test_batch_that_comes_in_the_next_epoch_gives_its_slab_back():
         return torch.zeros(20_000)
 
     loader = isolated(Made(sample, 3), None, num_workers=1, persistent_workers=True)
-    for _ in range(12):
+    for _ in range(7):
         batches = iter(loader)
         turns.release()  # for what the epoch before has begun
         next(batches)
@@ -253,36 +251,6 @@ def test_what_torchs_own_processes_cannot_is_refused(monkeypatch):
         iter(isolated(list(range(4)), num_workers=1, on_error="skip"))
     for options in ({"num_workers": 0}, {"num_workers": 1, "isolation": "thread"}):
         assert len(list(DataLoader(list(range(4)), on_error="skip", **options))) == 4
-
-
-class Introspective(Dataset):
-    """What a worker can find out about itself, on its own thread and on one that it starts."""
-
-    def __len__(self):
-        return 6
-
-    def __getitem__(self, index):
-        before = signal.signal(signal.SIGALRM, signal.SIG_IGN)  # only a main thread may
-        signal.signal(signal.SIGALRM, before)
-        return os.getppid(), self.about(), result_of(in_thread(self.about))
-
-    def about(self):
-        info = get_worker_info()
-        return info.id, info.num_workers, info.seed, info.dataset is self
-
-
-def test_worker_finds_what_torchs_worker_finds():
-    """It is the main thread of a child of the trainer, with torch's worker info and seed; so it is
-    for a thread that the dataset starts."""
-    ours, theirs = (
-        list(loader)
-        for loader in (
-            make(Introspective(), None, num_workers=2, generator=torch.Generator(), **options)
-            for make, options in ((DataLoader, {"rng": "worker"}), (torch_loader, {}))
-        )
-    )
-    assert ours == theirs
-    assert {parent for parent, *_ in ours} == {os.getpid()}
 
 
 def targets(index):

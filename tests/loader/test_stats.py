@@ -41,7 +41,7 @@ def exact_percentile(values, share):
     return next(v for n, v in enumerate(ordered, 1) if n >= share * len(ordered))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(
     values=few_durations | st.just([]),
     num_zero=st.just(0) | st.integers(0, 300),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 import os
 from typing import ClassVar
@@ -106,16 +105,6 @@ def test_a_subclass_with_a_constructor_of_its_own_is_kept():
     assert got[0] == want[0]
     assert got[1] == [[2 * value for value in batch] for batch in want[1]]
     assert got[2] == want[2]
-
-
-def test_a_copy_of_a_loader_does_not_share_its_workers():
-    """One that has persistent workers: both give their own epoch, at once."""
-    given = DataLoader(DATA, batch_size=4, num_workers=1, persistent_workers=True)
-    first = iter(given)
-    next(first)
-    again = copy.copy(given)
-    assert [b.tolist() for b in again] == [b.tolist() for b in torch_data.DataLoader(DATA, 4)]
-    assert [b.tolist() for b in first] == [b.tolist() for b in torch_data.DataLoader(DATA, 4)][1:]
 
 
 DRAWN = Made(lambda n: {"x": torch.tensor([n, torch.rand(()).item()]), "labels": float(n)}, 24)
