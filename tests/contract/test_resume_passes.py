@@ -16,8 +16,7 @@ from hypothesis import given, settings, strategies as st
 from torch.utils.data import ChainDataset, IterableDataset
 
 from spdl_torch import DataLoader, PipelineDataset
-from spdl_torch.data import mix
-from spdl_torch.data.sources import ListSource, as_source
+from spdl_torch.data.sources import ListSource
 from spdl_torch.pipeline import PipelineBuilder
 from spdl_torch.testing import assert_resume_exact
 
@@ -38,13 +37,6 @@ class Wrapped(IterableDataset):
         yield from self.dataset
 
 
-def mixed(stop):
-    """A pipeline over a mixture of a list and a stream, whose passes differ."""
-    sources = {"a": ListSource(range(8)), "b": as_source(lambda: iter(range(100, 108)))}
-    return PipelineDataset(PipelineBuilder().add_source(mix(sources, stop=stop)).add_sink())
-
-
-PIPED = {"alone": lambda: shuffled(0), "mixture": lambda: mixed("all")}
 INSIDE = {
     "chain": lambda: ChainDataset([shuffled(0), shuffled(100)]),
     "wrapped": lambda: Wrapped(shuffled(0)),
@@ -88,20 +80,6 @@ def test_pipeline_inside_a_dataset_resumes_what_is_known(kind, seat):
             for each in insides(again.dataset):
                 each.set_epoch(epoch)
         assert batches_of(again) == epochs[epoch][1:]
-
-
-@pytest.mark.parametrize("isolation", ["thread", "process"])
-@pytest.mark.parametrize("kind", PIPED)
-def test_workers_that_are_new_in_each_epoch_go_on_with_the_passes(kind, isolation):
-    """As workers that stay, also after resuming within an epoch, or between two."""
-
-    def make(**options):
-        return DataLoader(PIPED[kind](), 3, num_workers=2, isolation=isolation, **options)
-
-    new, kept = make(), make(persistent_workers=True)
-    for _ in range(3):
-        assert batches_of(new) == batches_of(kept)
-    assert_resume_exact(make)
 
 
 class Numbered:
