@@ -277,16 +277,9 @@ def _host(value):
     return "cpu" if isinstance(value, str) and value.partition(":")[0] == "cuda" else value
 
 
-class Torch(TorchWith):
-    """torch, for a module whose device is this one."""
-
-    def __init__(self, device):
-        super().__init__(device, Cuda(device))
-
-
 @contextmanager
 def as_torchs(gpu, monkeypatch, module):
     """The module's torch finds this device."""
-    monkeypatch.setattr(module, "torch", Torch(gpu.device))
+    monkeypatch.setattr(module, "torch", TorchWith(gpu.device, Cuda(gpu.device)))
     with OnHost():
         yield

@@ -9,7 +9,6 @@ whoever reads without waiting, writes too early or lets go too early gets wrong 
 from __future__ import annotations
 
 import ctypes
-import math
 import random
 import threading
 import weakref
@@ -54,7 +53,6 @@ class LazyDevice:
         self.capturing = None  # the thread that captures a graph
         self.is_model_stuck = False  # its kernels never end
         self.is_refusing = False  # to lock any more memory
-        self.most_bytes = math.inf  # of one batch
         self.last_error = 0
         self.blocks = []
         self.free = []
@@ -451,7 +449,7 @@ class LazyBackend(cuda.CudaBackend):
 
     def empty(self, num_bytes):
         assert self.is_current(), "device memory must come from the copy stream's pool"
-        if self.out_of_memory or num_bytes > self.machine.most_bytes:
+        if self.out_of_memory:
             raise torch.OutOfMemoryError("the lazy device is full")
         return self.machine.empty(num_bytes)
 

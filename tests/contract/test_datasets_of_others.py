@@ -1,8 +1,10 @@
-"""Datasets of other libraries, written for worker processes, each beside torch's loader.
+"""Datasets written for torch's worker processes, each beside torch's own loader: idioms of
+repositories, and those of other libraries.
 
-They are not dependencies: ``tox -e libraries`` installs them, and runs these tests.
+The libraries are not dependencies: ``tox -e libraries`` installs them, and runs these tests.
 """
 
+import decimal
 import io
 import multiprocessing
 import tarfile
@@ -12,19 +14,62 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
-from _idioms import samples_of
-from _loader_helpers import library
+from _datasets import Drawing
+from _idioms import IDIOMS, samples_of
+from _inside import placement_of
+from _loader_helpers import as_list, library, torch_loader
 from PIL import Image
 
-import spdl_torch
+from spdl_torch import DataLoader
+from spdl_torch.objects.generator_states import generators_kept
+from spdl_torch.testing._process_state import changed_settings, settings_kept
 
 pytestmark = [
     pytest.mark.skipif(
         "fork" not in multiprocessing.get_all_start_methods(),
         reason="compared with forked workers",
     ),
-    pytest.mark.filterwarnings("ignore"),  # of the libraries, in this and in later versions
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # of files that idioms leave open
 ]
+of_a_library = pytest.mark.filterwarnings("ignore")  # its own, in this and in later versions
+
+
+def load(loader_type, name, folder, **options):
+    """The samples of two epochs, by batch; and what of a worker's settings reached this process."""
+    folder.mkdir()
+    idiom = IDIOMS[name](folder)
+    options = {"batch_size": 8, "num_workers": 2, **options, **idiom.options}
+    with generators_kept(), settings_kept() as settings:
+        loader = loader_type(idiom.dataset, **options)
+        epochs = [[samples_of(batch) for batch in loader] for _ in range(2)]
+        return epochs, changed_settings(settings)
+
+
+@pytest.mark.parametrize("name", sorted(IDIOMS))
+def test_idiom_is_right_where_torchs_is(name, tmp_path):
+    """With one import changed, and nothing else: in processes, as none of them is known to be safe
+    on threads; and nothing that a worker does to its own reaches the trainer's."""
+    ours = load(DataLoader, name, tmp_path / "ours")
+    assert ours == load(torch_loader, name, tmp_path / "torch")
+    assert not ours[1]
+    placement = placement_of(DataLoader(IDIOMS[name](tmp_path).dataset, num_workers=2))
+    assert placement.num_processes == 2
+
+
+def test_threads_take_over_what_the_program_set_for_its_own():
+    """Context variables, which new threads do not have by themselves."""
+    data = Drawing(lambda: decimal.getcontext().prec, 8)
+    with decimal.localcontext() as context:
+        context.prec = 40
+        loader = DataLoader(data, num_workers=2, isolation="thread", collate_fn=as_list)
+        assert list(loader) == [[40]] * 8
+
+
+def test_signals_need_a_process_of_their_own(tmp_path):
+    """Its handlers are set by its main thread alone."""
+    with pytest.raises(ValueError, match="signal only works in main thread"):
+        load(DataLoader, "TimeLimit", tmp_path / "x", isolation="thread")
+
 
 N = 96
 
@@ -39,7 +84,7 @@ def imported(name):
 def assert_as_torchs(make, expected):
     """Two epochs have the batches of torch's loader, and all samples."""
     found = []
-    for loader_type in (torch.utils.data.DataLoader, spdl_torch.DataLoader):
+    for loader_type in (torch.utils.data.DataLoader, DataLoader):
         dataset = make()
         loader = loader_type(dataset, batch_size=4, num_workers=4)
         found.append([])
@@ -62,6 +107,7 @@ def datasets(tmp_path, monkeypatch):
     return imported("datasets")
 
 
+@of_a_library
 def test_timms_image_dataset_on_a_tar(tmp_path):
     """Its reader keeps one tar file open, and seeks in it."""
     timm = imported("timm.data")
@@ -91,6 +137,7 @@ def with_square(row):
     return {"square": row["number"] ** 2}
 
 
+@of_a_library
 def test_hugging_faces_streaming_dataset(datasets):
     """Shards that workers divide, a buffer that shuffles, and a function of the user's."""
 
@@ -102,6 +149,7 @@ def test_hugging_faces_streaming_dataset(datasets):
     assert_as_torchs(make, [(number, number**2) for number in range(N)])
 
 
+@of_a_library
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_hugging_faces_stream_of_a_node_goes_on_from_its_state(datasets, num_workers):
     """By their own function for nodes; workers divide the share again. In a later epoch, too."""
@@ -112,7 +160,7 @@ def test_hugging_faces_stream_of_a_node_goes_on_from_its_state(datasets, num_wor
     def loader(node):
         share = split_dataset_by_node(rows.to_iterable_dataset(num_shards=8), node, 2)
         share.set_epoch(1)
-        return spdl_torch.DataLoader(share.map(with_square), batch_size=4, num_workers=num_workers)
+        return DataLoader(share.map(with_square), batch_size=4, num_workers=num_workers)
 
     def squares(batches):
         return [int(square) for batch in batches for square in batch["square"]]
@@ -134,6 +182,7 @@ def doubled(rows):
     return {"number": [2 * number for number in rows["number"]]}
 
 
+@of_a_library
 @pytest.mark.parametrize(
     ("formatted", "reason"),
     [
@@ -148,7 +197,7 @@ def test_hugging_faces_dataset(datasets, formatted, reason):
     """On threads unless a function of the user's makes its rows; as torch's loader in bits."""
     rows = {"number": list(range(N)), "x": [[number / 7, 1.0] for number in range(N)]}
     dataset, found = formatted(datasets.Dataset.from_dict(rows)), []
-    for kind in (torch.utils.data.DataLoader, spdl_torch.DataLoader):
+    for kind in (torch.utils.data.DataLoader, DataLoader):
         generator = torch.Generator().manual_seed(1)
         loader = kind(dataset, 8, shuffle=True, num_workers=2, generator=generator)
         found.append([{n: [row.tolist() for row in b[n]] for n in b} for b in loader])
@@ -158,6 +207,7 @@ def test_hugging_faces_dataset(datasets, formatted, reason):
     assert (placement.num_processes, reason in placement.reason) == (2 if reason else 0, True)
 
 
+@of_a_library
 def test_litdatas_streaming_dataset(tmp_path, monkeypatch):
     """Chunks that each worker fetches and keeps for itself."""
     monkeypatch.setenv("HOME", str(tmp_path))
