@@ -11,13 +11,7 @@ import torch
 from _datasets import MapData, RecordingSampler, StreamData
 from _fuzz import QUICK
 from _gates import named
-from _loader_helpers import (
-    DataLoader,
-    TorchIterator,
-    as_list,
-    epoch_of,
-    torch_loader,
-)
+from _loader_helpers import DataLoader, TorchIterator, as_list, epoch_of, torch_loader
 from hypothesis import given, settings, strategies as st
 from torch.utils.data import Dataset, RandomSampler, SequentialSampler
 from torch.utils.data.datapipes.iter import IterableWrapper

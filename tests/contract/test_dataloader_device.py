@@ -19,12 +19,7 @@ from _lazy_device import (
     put_to_rest,
     take_until_far_behind,
 )
-from _loader_helpers import (
-    ThreadLoader as DataLoader,
-    assert_threads_end,
-    epoch_of,
-    loader_threads,
-)
+from _loader_helpers import ThreadLoader as DataLoader, assert_threads_end, epoch_of, loader_threads
 from hypothesis import HealthCheck, given, settings, strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -2,12 +2,7 @@
 
 import pytest
 import torch
-from _loader_helpers import (
-    DataLoader,
-    epoch_of,
-    frozen,
-    torch_loader,
-)
+from _loader_helpers import DataLoader, epoch_of, frozen, torch_loader
 from _readings import shown
 from hypothesis import given, settings, strategies as st
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate

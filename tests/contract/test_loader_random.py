@@ -3,9 +3,7 @@
 import copy
 import random
 from concurrent.futures import ThreadPoolExecutor
-from random import (
-    seed as seed_imported_early,
-)
+from random import seed as seed_imported_early
 
 import _ways_of_draws
 import numpy as np
@@ -15,11 +13,7 @@ from _covering import by_pairs
 from _datasets import Made
 from _first_draws import Draws, Stream, collate
 from _loader_helpers import DataLoader, run_script, torch_loader
-from torch.utils.data import (
-    DistributedSampler,
-    IterableDataset,
-    get_worker_info,
-)
+from torch.utils.data import DistributedSampler, IterableDataset, get_worker_info
 
 THREADS = {"num_workers": 3, "isolation": "thread"}
 PROCESSES = {"num_workers": 2, "isolation": "process"}

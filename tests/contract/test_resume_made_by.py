@@ -11,12 +11,7 @@ from _covering import by_pairs
 from _datasets import Live
 from _loader_helpers import resumed
 from _seats import NONE, THREADS, in_seats
-from torch.utils.data import (
-    Dataset,
-    DistributedSampler,
-    RandomSampler,
-    Sampler,
-)
+from torch.utils.data import Dataset, DistributedSampler, RandomSampler, Sampler
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.pipeline import PipelineBuilder

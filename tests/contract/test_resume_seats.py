@@ -10,22 +10,9 @@ from functools import partial
 import pytest
 import torch
 from _covering import by_pairs
-from _datasets import (
-    Deck,
-    Drawn,
-    DrawnStream,
-    Nested,
-    StatefulStream,
-    Walk,
-)
+from _datasets import Deck, Drawn, DrawnStream, Nested, StatefulStream, Walk
 from _loader_helpers import batches_of, resumed
-from _seats import (
-    FORKED,
-    NONE,
-    THREADS,
-    in_every_seat,
-    in_seats,
-)
+from _seats import FORKED, NONE, THREADS, in_every_seat, in_seats
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.data import mix

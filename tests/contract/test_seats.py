@@ -13,20 +13,9 @@ from collections import Counter
 
 import pytest
 import torch
-from _datasets import (
-    KINDS,
-    MAP_STYLE,
-    Broken,
-    Drawing,
-    Rows,
-    Stream,
-)
+from _datasets import KINDS, MAP_STYLE, Broken, Drawing, Rows, Stream
 from _gates import PATIENCE_SECONDS, in_thread, result_of, until
-from _loader_helpers import (
-    as_list,
-    assert_threads_end,
-    loader_threads,
-)
+from _loader_helpers import as_list, assert_threads_end, loader_threads
 from _seats import (
     FORKED,
     NONE,

@@ -10,18 +10,7 @@ import random
 
 import pytest
 import torch
-from _gpus import (
-    ANYWHERE,
-    KIBI,
-    MEBI,
-    ON_CUDA,
-    PROMPT,
-    STREAMS,
-    Filled,
-    filled,
-    moved,
-    num_wrong,
-)
+from _gpus import ANYWHERE, KIBI, MEBI, ON_CUDA, PROMPT, STREAMS, Filled, filled, moved, num_wrong
 from _videos import KINDS, write_video
 from torch.utils.data import DataLoader as TorchLoader, TensorDataset
 

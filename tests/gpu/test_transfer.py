@@ -17,9 +17,7 @@ from _gates import in_thread, named, result_of
 from hypothesis import HealthCheck, given, settings, strategies as st
 from torch.nn.utils.rnn import pack_sequence
 
-from spdl_torch.io import (
-    Transfer,
-)
+from spdl_torch.io import Transfer
 from spdl_torch.io._transfer.slabs import ALIGNMENT, SMALL_BYTES
 
 MEBI = 1 << 20

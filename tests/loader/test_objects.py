@@ -10,13 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from spdl_torch.objects.members import (
-    Unfinished,
-    members,
-    reachable,
-    text_of,
-    walk,
-)
+from spdl_torch.objects.members import Unfinished, members, reachable, text_of, walk
 
 
 class Plain:
