@@ -188,53 +188,27 @@ def test_delivered_batch_is_not_kept_by_the_loader():
         until(lambda: is_gone(reference))  # noqa: B023 - called before the next one
 
 
-IMPORTS = r"""
-import os, signal, sys, threading
+BLOCKS = r"""
+import os, signal, threading
 import torch
-from spdl_torch.engine import threads as thread_group
-
-assert thread_group._EXIT_JOIN_SECONDS == 5.0
-thread_group._EXIT_JOIN_SECONDS = 0.2  # for a worker that never returns
 
 class Blocked(torch.utils.data.Dataset):
     def __len__(self):
         return 1000
 
     def __getitem__(self, index):
-        if index > 0:
-            os.write(1, b"blocked\n")
-            threading.Event().wait()
-        return index
-"""
+        os.write(1, b"blocked\n")
+        threading.Event().wait()
 
-
-def test_interpreter_exits_in_the_middle_of_an_epoch():
-    """Exit code 0 and nothing on stderr, with workers that never return: threads and processes."""
-    done = run_script(
-        IMPORTS
-        + """
-for options in ({"isolation": "process"}, {"isolation": "thread", "persistent_workers": True}):
-    loader = DataLoader(Blocked(), num_workers=2, **options)
-    options["batches"] = iter(loader)
-    os.write(1, b"first %d\\n" % next(options["batches"]).item())
-    globals()[options["isolation"]] = options
-"""
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.count("first 0") == 2
-
-
-def test_ctrl_c_ends_the_program_when_a_worker_blocks():
-    """KeyboardInterrupt wakes the waiting trainer at once; the process dies of it."""
-    program = (
-        IMPORTS
-        + """
 signal.signal(signal.SIGINT, signal.default_int_handler)
 for batch in DataLoader(Blocked(), num_workers=1, isolation="thread"):
     pass
 """
-    )
-    with _warm.start(["-c", script(program)]) as child:
+
+
+def test_ctrl_c_ends_the_program_when_a_worker_blocks():
+    """KeyboardInterrupt wakes the waiting trainer at once; the process dies of it."""
+    with _warm.start(["-c", script(BLOCKS)]) as child:
         try:
             assert child.stdout.readline() == "blocked\n"
             child.send_signal(signal.SIGINT)

@@ -109,11 +109,15 @@ def test_batches_are_made_after_torch_has_taken_out_operators():
 
 
 def test_what_lives_until_the_interpreter_is_taken_down_ends_without_a_word(tmp_path):
-    """Python empties the modules while something else refers to the program's: dill does."""
+    """In the middle of an epoch, with workers that never return; Python empties the modules while
+    something else refers to the program's: dill does."""
     program = f"""
-        import sys, torch, spdl_torch
+        import sys, threading, torch, spdl_torch
         from spdl_torch.data import cached
+        from spdl_torch.engine import threads as thread_group
 
+        assert thread_group._EXIT_JOIN_SECONDS == 5.0
+        thread_group._EXIT_JOIN_SECONDS = 0.2  # for a worker that never returns
         sys.keeps_this_module = sys.modules["__main__"]
 
         class Rows(torch.utils.data.Dataset):
@@ -121,7 +125,7 @@ def test_what_lives_until_the_interpreter_is_taken_down_ends_without_a_word(tmp_
             def __len__(self):
                 return 64
             def __getitem__(self, index):
-                return torch.tensor(index)
+                return torch.tensor(index) if index == 0 else threading.Event().wait()
 
         def items(pipeline):
             with pipeline.auto_stop():

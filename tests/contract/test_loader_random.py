@@ -15,6 +15,7 @@ from _first_draws import Draws, Stream, collate
 from _loader_helpers import DataLoader, run_script, torch_loader
 from torch.utils.data import DistributedSampler, IterableDataset, get_worker_info
 
+ONE = {"num_workers": 1, "isolation": "thread"}
 THREADS = {"num_workers": 3, "isolation": "thread"}
 PROCESSES = {"num_workers": 2, "isolation": "process"}
 
@@ -271,8 +272,10 @@ def test_functions_that_are_led_elsewhere_look_as_they_did():
     assert result.stdout.splitlines() == ["True True", "set()", "True", "True"]
 
 
-def test_threads_of_the_trainer_draw_from_the_process_while_a_batch_is_made():
-    """Without workers, too: the samples keep their bits, and no draw of the thread comes twice."""
+@pytest.mark.parametrize(("workers", "is_there"), [({}, True), (ONE, True), (ONE, False)])
+def test_other_threads_draw_from_the_process_while_a_batch_is_made(workers, is_there):
+    """Those that were there and, on a worker, those that user code starts: the samples keep their
+    bits, and no draw of the thread comes twice."""
 
     def draw_twice(beside=None):
         first = torch.rand(1)
@@ -283,8 +286,9 @@ def test_threads_of_the_trainer_draw_from_the_process_while_a_batch_is_made():
     drawn = []
     expected = list(DataLoader(Made(lambda _: draw_twice()), 4, seed=1))
     with ThreadPoolExecutor(1) as beside:
-        beside.submit(torch.rand, 1).result()  # its thread lives from here on
-        loader = DataLoader(Made(lambda _: draw_twice(beside)), 4, seed=1)
+        if is_there:
+            beside.submit(torch.rand, 1).result()  # its thread lives from here on
+        loader = DataLoader(Made(lambda _: draw_twice(beside)), 4, seed=1, **workers)
         torch.manual_seed(3)
         batches = list(loader)
     assert all(map(torch.equal, batches, expected))

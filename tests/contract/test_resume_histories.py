@@ -27,7 +27,6 @@ from _datasets import (
     Position,
     Shuffled,
     StatefulStream,
-    SteppedOver,
     WalkWithState,
 )
 from _fuzz import QUICK
@@ -90,7 +89,6 @@ ITERABLE = {
     "drawn": DrawnStream,
     "live": Live,
     "live iterators": LiveIterators,
-    "steps": SteppedOver,
     "walk": WalkWithState,
     "stateful": StatefulStream,
     "endless": lambda _: Endless(),
@@ -305,9 +303,9 @@ def told(kind, seat, *epochs, persistent=False, in_order=True, order="deck"):
 KILLED = told("bulk", FORKED, [(2, "kill", NONE), (1, "twice", FORKED), (2, "kill", NONE)])
 LEFT = told("map", THREADS, [(4, "twice", FORKED), (1, "same", NONE)], [], in_order=False)
 UNBEGUN = told("map", NONE, [], [(0, "elsewhere", NONE)], order="position")
-STAYED = told("steps", FORKED, [], [(1, "elsewhere", THREADS)], [], persistent=True)
+STAYED = told("live iterators", FORKED, [], [(1, "elsewhere", THREADS)], [], persistent=True)
 SERVED_ONES = told("bulk", SERVED, [(2, "kill", NONE), (1, "elsewhere", THREADS)], in_order=False)
-PLACED = told("steps", SERVED, [(2, "elsewhere", SERVED)], [], persistent=True)
+PLACED = told("live iterators", SERVED, [(2, "elsewhere", SERVED)], [], persistent=True)
 APART = [
     told(kind, seat, [(2, "same", seat), (2, "elsewhere", seat)], [(1, "same", seat)], [], **more)
     for kind in ("live", "live iterators", "endless", "walk")

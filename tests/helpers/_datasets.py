@@ -496,13 +496,6 @@ class WalkWithState(Walk):
         self.at = state["at"]
 
 
-class SteppedOver(Divided):
-    """Its iterators keep a state, which ends with them."""
-
-    def __iter__(self):
-        return Steps(self.items())
-
-
 class Position:
     """A sampler that keeps its position, as a generator that learns of an epoch at its first
     index."""

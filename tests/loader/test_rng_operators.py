@@ -3,7 +3,6 @@
 import functools
 import re
 import shutil
-import threading
 import warnings
 
 import _ways_of_draws
@@ -309,23 +308,3 @@ def test_draw_inside_torch_comes_from_the_samples_stream(name):
         assert torch.equal(epochs[0], epochs[-1]), workers
     assert torch.equal(torch.get_rng_state(), process)
     assert len(torch.unique(epochs[0], dim=0)) == 8
-
-
-def test_thread_that_user_code_starts_draws_from_the_process():
-    """It is not a thread of the loader's: on one of those, its draws are not the sample's."""
-
-    def draw(numbers):
-        thread = threading.Thread(target=lambda: numbers.append(torch.rand(1).item()))
-        thread.start()
-        thread.join()
-        return torch.rand(1)
-
-    def epoch(draw):
-        return list(DataLoader(Drawing(draw, 3), seed=4, num_workers=1, isolation="thread"))
-
-    expected, numbers = epoch(lambda: torch.rand(1)), []
-    torch.manual_seed(3)
-    assert all(map(torch.equal, epoch(lambda: draw(numbers)), expected))
-    generator = torch.Generator().manual_seed(3)
-    torch.empty((), dtype=torch.int64).random_(generator=generator)  # torch's base seed
-    assert numbers == torch.rand(3, generator=generator).tolist()
