@@ -64,8 +64,6 @@ class LazyDevice:
         self.num_waits = 0  # of who trains, for a copy from memory that is not locked
         self.violations = []
         self.used = set()  # devices that have a context now
-        self.gate = threading.Event()
-        self.gate.set()
         self.waiting = threading.Event()
         self.waiters = set()  # threads that waited for the device, or asked whether to
         self.of_thread = threading.local()
@@ -90,9 +88,6 @@ class LazyDevice:
     def set_device_index(self, device):
         self.of_thread.device = index_of(device)
         self.used.add(index_of(device))
-
-    def _cuda_hasPrimaryContext(self, index):
-        return index in self.used
 
     @contextmanager
     def device(self, device):
@@ -398,9 +393,6 @@ class LazyEvent:
         machine.used.add(machine.current_device())
         if self.mark is None:
             return
-        if not machine.gate.is_set():
-            machine.waiting.set()
-            assert machine.gate.wait(PATIENCE_SECONDS), "the test forgot to open the gate"
         self.mark.stream.do_until(self.mark)
 
 
@@ -476,14 +468,6 @@ class LazyBackend(cuda.CudaBackend):
     @property
     def pending(self):
         return self.machine.copies
-
-    @property
-    def gate(self):
-        return self.machine.gate
-
-    @property
-    def waiting(self):
-        return self.machine.waiting
 
 
 def behind(reference, kind):
