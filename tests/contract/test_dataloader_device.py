@@ -38,7 +38,7 @@ workers = pytest.mark.parametrize("num_workers", [0, 2])
 def test_epoch_equals_the_one_without_a_device(backends, data):
     """Same batches, same order, same errors at the same places, for every kind of dataset; handed
     over on the trainer's thread, where the current stream is the model's. Out of order they are the
-    same batches, and without statistics, too."""
+    same batches, and without statistics, too; and the same samples are left out."""
     dataset_class = data.draw(st.sampled_from([MapData, BulkData, StreamData]))
     bad = dict.fromkeys(data.draw(st.sets(st.integers(0, 12), max_size=2)), ValueError)
     dataset = dataset_class(data.draw(st.integers(0, 13)), bad)
@@ -48,12 +48,16 @@ def test_epoch_equals_the_one_without_a_device(backends, data):
     }
     if options["num_workers"]:
         options["prefetch_factor"] = data.draw(st.integers(1, 3))
-    expected, backends[:] = epoch_of(DataLoader(dataset, **options)), []
+    if data.draw(st.booleans()):
+        options |= {"on_error": "skip", "error_budget": 99}
+    expected, backends[:] = epoch_of(without := DataLoader(dataset, **options)), []
     in_order, stats = data.draw(st.booleans()), data.draw(st.booleans())
     options |= {"in_order": in_order} if options["num_workers"] else {}
-    got = epoch_of(DataLoader(dataset, device="cuda:1", stats=stats, **options))
+    loader = DataLoader(dataset, device="cuda:1", stats=stats, **options)
+    got = epoch_of(loader)
     order = (lambda events: events) if in_order else (lambda events: sorted(events, key=repr))
     assert order(got) == order(expected)
+    assert sorted(map(str, loader.skipped)) == sorted(map(str, without.skipped))
     (backend,) = backends
     assert backend.place == torch.device("cuda", 1)
     assert {thread for thread, _ in backend.handed_over} <= {threading.current_thread()}

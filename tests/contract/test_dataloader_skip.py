@@ -408,18 +408,3 @@ def test_error_does_not_keep_the_batch_alive():
     assert [ref() for ref in seen] == [None, None]
     assert "raise ValueError" in state_of(loader).figures.stats.skipped.errors[0].__notes__[-1]
     del batches
-
-
-def test_device_batches_are_made_of_the_good_ones(backends):
-    """The way to a device passes on what became of the samples."""
-    for workers in ({}, WORKERS["threads"]):
-        loader = DataLoader(
-            MapData(8, {2: ValueError, 4: ValueError, 5: ValueError}),
-            batch_size=2,
-            **workers,
-            device="cuda",
-            on_error="skip",
-            error_budget=3,
-        )
-        assert [batch["y"].tolist() for batch in loader] == [[0, 1], [3], [6, 7]]
-        assert [sample.key for sample in loader.skipped] == [2, 4, 5]

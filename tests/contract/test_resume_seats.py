@@ -10,9 +10,9 @@ from functools import partial
 import pytest
 import torch
 from _covering import by_pairs
-from _datasets import Deck, Drawn, DrawnStream, Nested, StatefulStream, Walk
+from _datasets import Deck, Drawn, DrawnStream, StatefulStream, Walk
 from _loader_helpers import batches_of, resumed
-from _seats import FORKED, NONE, THREADS, in_every_seat, in_seats
+from _seats import FORKED, NONE, THREADS, in_seats
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.data import mix
@@ -227,17 +227,3 @@ def test_streams_of_workers_are_exact_where_they_begin_again(seat, dataset, num_
     again = resumed(by_worker(seat, dataset), stored(loader))
     expected = batches_of(batches) or batches_of(loader)
     assert batches_of(again) == expected
-
-
-@in_every_seat
-def test_a_loader_within_a_dataset_is_resumed_exactly(seat):
-    """Its order is drawn from the sample's stream, not from the trainer's generator."""
-    before = torch.get_rng_state()
-    batches = [*seat.loader(Nested(4), 2)]
-    assert all(torch.equal(*batch) for batch in batches)
-    assert not torch.equal(batches[0][0][0], batches[0][0][1])
-    torch.empty((), dtype=torch.int64).random_()
-    after = torch.get_rng_state()
-    torch.set_rng_state(before)
-    torch.empty(2, dtype=torch.int64).random_()
-    assert torch.equal(torch.get_rng_state(), after)

@@ -11,8 +11,6 @@ import torch
 from _gates import PATIENCE_SECONDS
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from spdl_torch import DataLoader
-
 
 def share_of_worker(length):
     """The numbers that belong to this worker."""
@@ -151,21 +149,6 @@ class Rows(Sized):
         if not 0 <= index < self.length:
             raise IndexError(index)
         return sample_of(index)
-
-
-class Nested(Rows):
-    """Sample i: the batches of a loader of its own, and those of one that takes its place after i
-    of them."""
-
-    def __getitem__(self, index):
-        loader = DataLoader(range(20), 2, shuffle=True)
-        batches = iter(loader)
-        first = [next(batches) for _ in range(index)]
-        state = loader.state_dict()
-        rest = [*batches]
-        again = DataLoader(range(20), 2, shuffle=True)
-        again.load_state_dict(state)
-        return torch.cat([*first, *rest]), torch.cat([*first, *again])
 
 
 class Broken(Exception):

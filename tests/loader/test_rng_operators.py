@@ -218,8 +218,10 @@ def test_torch_without_the_key_loads_in_processes_and_refuses_threads():
 
 
 def loaded_inside():
-    """What a loader with a worker draws that a sample opens, and what the sample draws after it."""
-    inner = DataLoader(Drawing(lambda: torch.rand(2), 4), 2, num_workers=1, isolation="thread")
+    """What a loader with a worker gives that a sample opens, in an order of its own, and what the
+    sample draws after it."""
+    numbers = Made(lambda number: torch.rand(2) + number, 4)
+    inner = DataLoader(numbers, 2, shuffle=True, num_workers=1, isolation="thread")
     return torch.cat([torch.cat(list(inner)).flatten(), torch.rand(2)])
 
 

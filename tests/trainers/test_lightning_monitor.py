@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import os
 import re
 import sqlite3
@@ -343,8 +344,9 @@ COUNTED = {
 }
 
 
-@pytest.mark.parametrize("every", [0, 1, 3])
-@pytest.mark.parametrize("kind", COUNTED)
+@pytest.mark.parametrize(
+    ("kind", "every"), [("workers", 1), *itertools.product(COUNTED, [0, 3])], ids=str
+)
 def test_file_and_windows_have_what_was_loaded(tmp_path, kind, every):
     """To the item, of training and of validation, also where one loader serves both, and however
     often figures are logged; the sanity check is left out."""

@@ -158,7 +158,6 @@ WAYS = [
     (piped, 0, EPOCHS | AFTER),
     (piped, 1, STEPS | WITHIN),
     (divided, 2, EPOCHS),
-    (unsized, 0, EPOCHS | AFTER),
     (partial(unsized, kind=Divided), 1, STEPS),
 ]
 PLACES = [[2, 3, 4], [3, 4, 2], [4, 2, 3]]
