@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from _tars import FORMATS, keys, shard_of, tar_of
+from _tars import FORMATS, Pipe, keys, shard_of, tar_of
 from hypothesis import example, given, strategies as st
 
 from spdl_torch.data.sources import TarShards, read_samples
@@ -31,19 +31,6 @@ def tarfile_reads(archive):
     """The files of an archive as the standard library sees them."""
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         return [(m.name, tar.extractfile(m).read()) for m in tar if m.isreg()]
-
-
-class Pipe(io.RawIOBase):
-    """A file that cannot seek and gives a few bytes at a time, as sockets do."""
-
-    def __init__(self, content):
-        self._file = io.BytesIO(content)
-
-    def readable(self):
-        return True
-
-    def read(self, size=-1):
-        return self._file.read(min(size, 700) if size >= 0 else size)
 
 
 @pytest.mark.parametrize("kind", FORMATS)

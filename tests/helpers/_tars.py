@@ -1,4 +1,4 @@
-"""Tar archives and shards."""
+"""Tar archives and shards, and files that come as over a connection."""
 
 import io
 import tarfile
@@ -50,6 +50,19 @@ def write_shards(root):
     for number, size in enumerate(SIZES):
         write_shard(root / f"{number}.tar", shard_of(sum(SIZES[:number]), size))
     return root
+
+
+class Pipe(io.RawIOBase):
+    """A file that cannot seek and gives a few bytes at a time, as sockets do."""
+
+    def __init__(self, content):
+        self._file = io.BytesIO(content)
+
+    def readable(self):
+        return True
+
+    def read(self, size=-1):
+        return self._file.read(min(size, 700) if size >= 0 else size)
 
 
 def keys(samples):

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import fsspec
 import pytest
-from _gates import PATIENCE_SECONDS
 from fsspec.registry import known_implementations
 
 from spdl_torch.data.sources import Files
@@ -24,7 +23,6 @@ class Flaky(fsspec.AbstractFileSystem):
     protocol = "flaky"
     errors = None  # set by the fixture
     attempts = 0
-    together = None
 
     def __init__(self, content=b"content", **options):
         super().__init__(**options)
@@ -34,8 +32,6 @@ class Flaky(fsspec.AbstractFileSystem):
         type(self).attempts += 1
         if self.errors:
             raise self.errors.pop(0)
-        if self.together is not None:
-            self.together.wait(PATIENCE_SECONDS)
         return self.content
 
 
@@ -43,7 +39,7 @@ class Flaky(fsspec.AbstractFileSystem):
 def file_systems():
     """That of this file, as new, and an empty memory://."""
     fsspec.register_implementation("flaky", Flaky, clobber=True)
-    Flaky.errors, Flaky.attempts, Flaky.together = [], 0, None
+    Flaky.errors, Flaky.attempts = [], 0
     Flaky.clear_instance_cache()
     yield
     fsspec.filesystem("memory").rm("/", recursive=True)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from _pictures import encode
+from _tars import Pipe
 from _video_files import BY_CHANCE, KINDS, VARIANTS, Decoded, Tally, decoded
 from _videos import Kind, decode_plainly, write_video
 from PIL import Image
@@ -314,19 +315,6 @@ def test_packets_of_a_window_are_read_again_where_they_do_not_suffice_but_not_af
     assert torch.equal(convert_frames(decode_packets(packets)), expected)
     whole = pickle.loads(pickle.dumps(demux_video(content)))
     assert torch.equal(convert_frames(sample_decode_video(whole, [13, 14])), expected)
-
-
-class Pipe(io.RawIOBase):
-    """Bytes that come once, as over a connection."""
-
-    def __init__(self, content):
-        self._file = io.BytesIO(content)
-
-    def readable(self):
-        return True
-
-    def read(self, size=-1):
-        return self._file.read(size)
 
 
 @pytest.mark.parametrize("most_in_memory", [1 << 26, 100])

@@ -78,7 +78,7 @@ class AsyncEpochs(Epochs):
 continuous = functools.partial(pipeline_of, continuous=True)
 
 
-@settings(deadline=None, max_examples=240)
+@settings(deadline=None, max_examples=160)
 @given(
     sizes=st.lists(st.integers(0, 12), min_size=1, max_size=4),
     stages=st.lists(plans, max_size=4),
