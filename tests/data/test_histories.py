@@ -71,12 +71,6 @@ def mixture(world, rank, place, _):
 SOURCES = {"a": 50, "b": 17, "c": 31}
 
 
-def packs(world, rank, place, _):
-    texts = Texts(0, sizes(150))
-    packed = pack(texts, 64, size_of=texts.sizes, seed=9)
-    return loader_of(packed, world, packed.sampler(world, rank), place)
-
-
 def packs_of_a_mixture(world, rank, place, _):
     sources = {"a": Texts(0, sizes(40)), "b": Texts(1000, sizes(110))}
     mixed = mix(sources, {"a": 1, "b": 2}, seed=2, stop="never", num_samples=150)
@@ -137,7 +131,6 @@ class Kind(NamedTuple):
 
 KINDS = [
     Kind(mixture, in_batches=True),
-    Kind(packs),
     Kind(packs_of_a_mixture),
     Kind(packs_of_a_stream, PLACES[:2], num_epochs=1),
     Kind(pipeline_of_a_mixture, PLACES[:1], in_batches=True),

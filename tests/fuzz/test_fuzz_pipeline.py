@@ -208,12 +208,6 @@ class PipelineMachine(RuleBasedStateMachine):
         if self.is_ordered and self.budget == UNBOUNDED:
             assert self.got == self.expected[: len(self.got)]
 
-    @invariant()
-    def the_end_is_final(self):
-        if getattr(self, "state", None) == "ended":
-            with pytest.raises(EOFError, match="delivered every item"):
-                self.pipeline.get_item(0)
-
     def check_figures(self):
         """On a run that is over: the counters agree with what was delivered."""
         check_balance(self.pipeline)

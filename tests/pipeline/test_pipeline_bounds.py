@@ -1,6 +1,5 @@
 """The bounds: calls at once, items that wait, threads that work; and the order of the output."""
 
-import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -146,25 +145,3 @@ def test_input_order_is_kept_when_the_first_call_is_the_last_to_end():
         assert run_of(p).queues[1].counters().num_put == 0
         first.set()
         assert list(p) == list(range(30))
-
-
-@pytest.mark.parametrize("is_async", [False, True])
-def test_generator_outputs_leave_one_by_one(is_async):
-    """An item's first output is delivered before its second one is made."""
-    made = threading.Event()
-
-    def spread(item):
-        yield "first"
-        assert made.wait(PATIENCE_SECONDS)
-        yield "second"
-
-    async def aspread(item):
-        yield "first"
-        while not made.is_set():
-            await asyncio.sleep(0)
-        yield "second"
-
-    with pipeline_of([0], aspread if is_async else spread).auto_stop() as p:
-        assert p.get_item() == "first"
-        made.set()
-        assert p.get_item() == "second"
