@@ -256,6 +256,24 @@ def test_rows_take_two_files_a_process_and_little_more_than_their_bytes(tmp_path
     assert "holds 100% of the items" in again.remark(4 * number)  # each counts once
 
 
+def test_later_process_goes_on_behind_what_a_killed_one_left(tmp_path):
+    """Half a content, half a record: neither is found, and both files are used again."""
+    store = Store(str(tmp_path))
+    assert store.put(1, b"one")
+    del store
+    (data,), (index,) = tmp_path.glob("*.data"), tmp_path.glob("*.index")
+    with open(data, "ab") as half:
+        half.write(b"half a cont")
+    with open(index, "ab") as half:
+        half.write(b"half a record")
+    store = Store(str(tmp_path))
+    assert store.put(2, b"two")
+    assert store.put(4, b"")  # is not missing for that
+    found = [Store(str(tmp_path)).get(key) for key in (1, 2, 3, 4)]
+    assert found == [b"one", b"two", None, b""]
+    assert [*tmp_path.glob("*.data")] == [data]
+
+
 def test_earlier_versions_make_room_for_the_present_one(tmp_path):
     """The oldest that no program uses, and only of the same dataset, and only beyond the limit."""
     other = kept_by(cached(Made(3), tmp_path, version=1)).folder

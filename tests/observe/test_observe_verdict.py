@@ -292,6 +292,14 @@ def test_one_collection_in_a_short_window_is_no_reason_to_collect_less():
     assert judge(short, Probes(gc_ratio=0.9)).remarks == ()
 
 
+@pytest.mark.parametrize(("num_cores", "cause"), [(2, Cause.CPU), (16, Cause.SOURCE)])
+def test_ops_that_have_all_cores_hold_up_the_source_itself(num_cores, cause):
+    """It needs a core to hand on the next item, for which they seem to wait."""
+    ops = stage("op", threads=6, busy=0.34, cpu=0.91, wait_in=0.62)
+    probes = replace(QUIET, run_delay_ratio=0.25, num_cores=num_cores)
+    assert judge(reading(0.92, ops), probes).cause is cause
+
+
 @pytest.mark.parametrize("num_removed", [0, 7])
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.6])
 @pytest.mark.parametrize("is_source", [False, True])
