@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import fsspec
 import pytest
 from fsspec.registry import known_implementations
+from hypothesis import given, strategies as st
 
 from spdl_torch.data.sources import Files
 from spdl_torch.io import Reader
@@ -167,6 +168,15 @@ def test_missing_local_file_is_an_os_error_at_once(tmp_path):
     with pytest.raises(IsADirectoryError, match="Is a directory"):
         reader(tmp_path)
     assert reader.num_retries == 0
+
+
+@given(st.integers(1, 30), st.floats(0, 10), st.floats(0, 100))
+def test_wait_doubles_up_to_its_bound(num_failed, backoff, bound):
+    """Between half and all of backoff * 2**(n-1), and never more than the bound."""
+    policy = RetryPolicy(30, backoff, bound)
+    longest = min(bound, backoff * 2 ** (num_failed - 1))
+    wait = policy.wait_after(OSError(), num_failed)
+    assert longest / 2 <= wait <= longest
 
 
 def test_retries_are_logged_without_flooding(caplog):

@@ -175,6 +175,14 @@ def test_object_that_a_web_server_compresses_goes_on_where_it_was(web):
     assert int(ranged[6:-1]) > 0
 
 
+def test_video_is_decoded_when_its_store_fails_now_and_then(web):
+    """To the frames that its bytes have."""
+    web.put("a.mp4", content := write_video(KINDS["b-frames"]))
+    web.faults = ["cut", "busy", "drop"]
+    assert torch.equal(load_video(web.url("a.mp4")), load_video(content))
+    assert web.faults == []
+
+
 def test_objects_of_a_bucket_are_listed(bucket):
     """In the order of their names, which a reader gives with each content where it is told to."""
     contents = {f"files/{number:02d}.bin": bytes([number]) * 1000 for number in range(3)}
@@ -273,6 +281,17 @@ def test_program_that_says_how_often_s3fs_tries_is_obeyed(way, bucket, monkeypat
     assert reader_of(options, retries=0)(bucket.url("a.bin")) == b"content"
     assert bucket.faults == []
     assert bucket.num_gets == 3
+
+
+def test_reader_within_a_reader_leaves_one_note():
+    """That of the one that made the attempts."""
+
+    def read():
+        raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone") as raised:
+        ONCE.repeat(lambda: RetryPolicy(2, 0, 0).repeat(read, "s3://a"), "s3://a")
+    assert raised.value.__notes__ == ["reading 's3://a' failed after 3 attempts"]
 
 
 def test_missing_object_is_named(place):

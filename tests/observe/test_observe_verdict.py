@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import os
@@ -14,13 +15,17 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from _forks import found_in_fork
 from _readings import PipelineStats, html_in_notebook, reading, shown, stage
 from hypothesis import given, settings, strategies as st
 
 from spdl_torch import PipelineDataset
 from spdl_torch.__main__ import main
 from spdl_torch.machine.probes import (
+    is_probing,
     probe_counters,
+    start_probing,
+    stop_probing,
 )
 from spdl_torch.machine.readings import probes_between
 from spdl_torch.observe import (
@@ -401,6 +406,41 @@ def test_cause_is_found_on_real_threads(cause):
     assert ("Raise" in report.verdict.action) == (cause is Cause.IO)
     assert report.verdict.stage == (None if cause in (Cause.CONSUMER, Cause.SOURCE) else "op")
     assert dataset.report().verdict.cause is cause, "the last report stays"
+
+
+def test_collections_are_timed_while_somebody_probes():
+    """Their share of the window; nothing is left in gc.callbacks."""
+    before_callbacks = list(gc.callbacks)
+    first, second = Named(), Named()
+    start_probing(first)
+    start_probing(second)
+    start_probing(second)
+    before = probe_counters()
+    gc.collect()
+    assert probes_between(before, probe_counters()).gc_ratio > 0
+    stop_probing(first)
+    stop_probing(first)
+    assert gc.callbacks != before_callbacks
+    stop_probing(second)
+    assert gc.callbacks == before_callbacks
+
+
+class Named:
+    """Somebody who has the probe work."""
+
+
+def test_probe_does_not_follow_into_a_fork():
+    """A child has no probing thread and starts its own."""
+    user = Named()
+    start_probing(user)
+
+    def child():
+        was_probing = is_probing()
+        start_probing(user)
+        return was_probing, any(t.name == "spdl-probe" for t in threading.enumerate())
+
+    assert found_in_fork(child) == (False, True)
+    stop_probing(user)
 
 
 # -- as text and as JSON ---------------------------------------------------------------------------

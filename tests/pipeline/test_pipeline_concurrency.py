@@ -140,6 +140,16 @@ def test_stage_is_refused_when_it_cannot_be_changed(stage, count):
         hands.run.set_concurrency(stage, count)
 
 
+def test_change_has_no_effect_when_the_run_has_ended():
+    """No thread is started that nobody would join."""
+    hands = Hands()
+    with no_leak():
+        with tuned([1, 2], abs, tuner=hands, output_order="input").auto_stop() as items:
+            assert list(items) == [1, 2]
+        hands.run.set_concurrency("op", 8)
+        assert not workers_of("op")
+
+
 def test_shares_are_of_the_time_that_threads_were_there(monkeypatch):
     """2 threads for 10 s, then 6 for 5 s: 50 thread-seconds, of the last 5 s 30."""
     now = 0
