@@ -150,6 +150,17 @@ def test_change_has_no_effect_when_the_run_has_ended():
         assert not workers_of("op")
 
 
+def test_room_grows_with_the_threads_but_not_where_the_user_gave_it():
+    """To the size of a pipeline that was built with so many threads."""
+    hands = Hands()
+    builder = PipelineBuilder().add_source([]).pipe(abs, name="a", output_order="input")
+    builder.pipe(abs, name="b", output_order="input", buffer_size=5)
+    pipeline = builder.add_sink().build(tuner=hands)
+    hands.run.set_concurrency("b", 8)
+    assert [queue.capacity for queue in hands.run.queues[:-1]] == [2, 16, 5 + 3]
+    pipeline.stop()
+
+
 def test_shares_are_of_the_time_that_threads_were_there(monkeypatch):
     """2 threads for 10 s, then 6 for 5 s: 50 thread-seconds, of the last 5 s 30."""
     now = 0
