@@ -137,8 +137,8 @@ def _idle_device() -> Iterator[None]:
     from spdl_torch.io._transfer import cuda
 
     def resolve(place: torch.device) -> torch.device:
-        """Return the GPU to the keeper of transfers, and to the transfer itself a stand-in."""
-        return torch.device("cuda", 0) if place.index is None else torch.device("cpu")
+        """Return the GPU for which the stand-in is taken."""
+        return torch.device("cuda", 0)
 
     names = {"CudaBackend": Idle, "resolve": resolve}
     before = {name: getattr(cuda, name) for name in names}

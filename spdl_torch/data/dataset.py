@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from torch.utils.data import IterableDataset
 
@@ -22,7 +22,7 @@ from ..io._storage import batch_room
 from ..loader.backends.transfer_stage import AHEAD, check_device, most_pieces
 from ..loader.checkpoint.lightning_states import follow_trainer
 from ..loader.fetching.collating import collate_into, is_torchs_collate
-from ..loader.sampling.parts import OwnRank, check_tail, length_of_shard, padding_of_shard
+from ..loader.sampling.parts import OwnRank, Tail, check_tail, length_of_shard, padding_of_shard
 from ..loader.stats.counts import DatasetCounts, dataset_stats
 from ..loader.stats.figures import with_remarks_of
 from ..observe.store.epoch_watchers import between_epochs, tells_epochs
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from ..io._transfer.kept import TransferKeeper
     from ..io._transfer.transfer import Transfer
     from ..loader.checkpoint.pipeline_state import PassProgress
-    from ..loader.sampling.parts import Tail
     from ..observe.trace.profile import Profile
     from ..observe.verdict.report import Report
     from ..pipeline.builder import PipelineBuilder
@@ -116,7 +115,11 @@ class PipelineDataset(IterableDataset[T_co]):
             kind = type(builder).__name__
             raise TypeError(f"PipelineDataset: builder must be a PipelineBuilder, got {kind}.")
         self._spec: PipelineSpec[T_co] = builder.get_config()
-        _check_source(self._spec)
+        if self._spec.src.continuous:
+            raise ValueError(
+                "PipelineDataset: the source must not be continuous, since every pass runs the "
+                "pipeline once. Leave continuous=True out, or iterate over what build() returns."
+            )
         self._length = length
         self._device = device
         self._own_rank = OwnRank("PipelineDataset", num_replicas, rank)
@@ -150,25 +153,26 @@ class PipelineDataset(IterableDataset[T_co]):
 
     def _items(self) -> Iterator[T_co]:
         # A generator: Lightning also calls iter() without iterating, which must start no threads.
-        yield from self._items_of(*self._new_pass())
-
-    def _new_pass(self) -> tuple[SourceSpec, PassProgress]:
-        return self._state.begin(self._own_rank.shard(), self._tail)
+        yield from self._begun_pass()
 
     def _begun_pass(self) -> Iterator[T_co]:
         """Return an iterator whose pass has begun, resumed or not, though no thread has: the next
         ``iter()`` begins another one. For Lightning, which may need nothing more of a resumed pass.
         """
-        return self._items_of(*self._new_pass())
+        return self._items_of(*self._state.begin(self._own_rank.shard(), self._tail))
 
     def _items_of(self, source: SourceSpec, progress: PassProgress) -> Iterator[T_co]:
         target = check_device(self._device)
         if target is None:
             yield from self._run(source, progress, None)
             return
-        loan, give_back = self._keeper_of_transfers().lend(target)
+        from ..io._transfer.kept import TransferKeeper  # for a device alone
+
+        if self._keeper is None:
+            self._keeper = TransferKeeper()
+        transfer, give_back = self._keeper.lend(target)
         try:
-            yield from self._run(source, progress, loan.transfer)
+            yield from self._run(source, progress, transfer)
         finally:
             give_back()
 
@@ -304,24 +308,6 @@ class PipelineDataset(IterableDataset[T_co]):
         """
         return padding_of_shard(self._spec.src.source, self._own_rank.shard(), self._tail)
 
-    def _next_pass_state(self) -> dict[str, Any]:
-        return self._state.of_next_pass()
-
-    def _want_states(self) -> None:
-        self._state.want()
-
-    def _move_to_pass(self, epoch: int) -> None:
-        self._state.move_to(epoch)
-
-    def _hand_out_pass(self) -> int | None:
-        return self._state.hand_out()
-
-    def _named_epoch(self) -> int | None:
-        return self._state.named_epoch
-
-    def _forget_named_epoch(self) -> None:
-        self._state.named_epoch = None
-
     def state_dict(self) -> dict[str, Any]:
         """Return a state of the pass: what the loop has received, not what is in flight. It
         holds only numbers, apart from what a source's own ``state_dict()`` adds.
@@ -370,13 +356,6 @@ class PipelineDataset(IterableDataset[T_co]):
     def __repr__(self) -> str:
         return "\n".join(["PipelineDataset", *(f"  {part}" for part in self._spec.parts())])
 
-    def _keeper_of_transfers(self) -> TransferKeeper:
-        from ..io._transfer.kept import TransferKeeper  # for a device alone
-
-        if self._keeper is None:
-            self._keeper = TransferKeeper()
-        return self._keeper
-
     def _end_pass(self, ending: _Pass, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
         # When the interpreter ends an iterator that was left open, it imports nothing any more.
         has_report = ending.has_begun and not is_exiting()
@@ -401,7 +380,7 @@ def _stages_to(
     """
     memory = transfer.batch_memory(most_pieces(sum(map(_most_under_way, stages)) + AHEAD))
     offered = [
-        replace(stage, op=_InMemory(stage.op, memory, is_last=stage is stages[-1]))
+        replace(stage, op=_in_memory(stage.op, memory, is_last=stage is stages[-1]))
         if stage.kind is OpKind.FUNCTION and stage.executor is None
         else stage
         for stage in stages
@@ -415,26 +394,27 @@ def _most_under_way(stage: StageSpec) -> int:
     return stage.concurrency + waiting
 
 
-class _InMemory:
-    """An op that is offered memory for its batch; torch's collate uses it by itself if it is last.
+def _in_memory(
+    op: Callable[[Any], Any], memory: BatchMemory, *, is_last: bool
+) -> Callable[[Any], Any]:
+    """Return an op that is offered memory for its batch; torch's collate uses it by itself if it is
+    last.
 
     A user's op after it could keep views of the memory, from which the loop might begin copies that
     nobody knows of.
     """
+    own = collate_into(memory) if is_last and is_torchs_collate(op) else op
 
-    def __init__(self, op: Callable[[Any], Any], memory: BatchMemory, *, is_last: bool) -> None:
-        functools.update_wrapper(self, op, updated=())
-        self._memory = memory
-        self._op = collate_into(memory) if is_last and is_torchs_collate(op) else op
-
-    def __call__(self, item: Any) -> Any:
-        memory = self._memory
+    @functools.wraps(op, updated=())
+    def call(item: Any) -> Any:
         memory.begin()
         try:
             with batch_room(memory.room):
-                return self._op(item)
+                return own(item)
         finally:
             memory.end()
+
+    return call
 
 
 def _transfer_stage(transfer: Transfer, ended: threading.Event) -> StageSpec:
@@ -481,20 +461,11 @@ class _Pass:
         return with_remarks_of(self._source, report, one_by_one=False)
 
 
-class _Ended:
+class _Ended(NamedTuple):
     """The report and the recorder of a pass that has ended."""
 
-    def __init__(self, report: Report, recorder: FlightRecorder) -> None:
-        self._report = report
-        self.recorder = recorder
+    made: Report
+    recorder: FlightRecorder
 
     def report(self) -> Report:
-        return self._report
-
-
-def _check_source(spec: PipelineSpec[Any]) -> None:
-    if spec.src.continuous:
-        raise ValueError(
-            "PipelineDataset: the source must not be continuous, since every pass runs the "
-            "pipeline once. Leave continuous=True out, or iterate over what build() returns."
-        )
+        return self.made

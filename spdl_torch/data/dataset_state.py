@@ -13,14 +13,13 @@ from ..loader.checkpoint.made_by import doubts_about_pass, pass_made_by, told_do
 from ..loader.checkpoint.pipeline_state import PassProgress, PassState, unordered_stage
 from ..loader.checkpoint.source_behind import keeping
 from ..loader.checkpoint.user_state import keeps_state
-from ..loader.sampling.parts import take_shard, worker_shard
+from ..loader.sampling.parts import Shard, Tail, take_shard, worker_shard
 from ..loader.sampling.sampler_chain import deals_in_turn, is_shared_out
 from ..loader.user_warnings import warn
 from .sources._base import DataSource
 
 if TYPE_CHECKING:
     from ..engine.definition import PipelineSpec, SourceSpec
-    from ..loader.sampling.parts import Shard, Tail
 
 _logger = logging.getLogger("spdl_torch.data")
 

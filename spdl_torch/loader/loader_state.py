@@ -20,10 +20,10 @@ from .checkpoint.resume_state import before_first_epoch, generators_of, left_for
 from .checkpoint.user_state import (
     check_no_passes_inside,
     give_state,
-    has_passes,
     keeps_state,
     left_for_another_pass,
     name_saved_pass,
+    passes_of,
     state_of,
 )
 from .sampling.sampler_chain import epoch_of, keeper_of_unknown_epoch, set_sampler_epoch
@@ -129,8 +129,9 @@ class LoaderPosition:
 
         was_wanted = self._is_wanted
         self.want(before=num_back > 0)
-        if not was_wanted and has_passes(loader.dataset):
-            loader.dataset._want_states()
+        passes = passes_of(loader.dataset)
+        if passes and not was_wanted:
+            passes.want()
         if self.to_resume is not None:
             return self._not_begun(loader, self.to_resume)
         # A handler may ask while an epoch begins: its draws come again.
@@ -152,24 +153,24 @@ class LoaderPosition:
         is_alone = loader.num_workers == 0 and not isinstance(loader.dataset, IterableDataset)
         if is_alone and keeps_state(loader.dataset):
             values["dataset"] = state_of(loader.dataset)
-        if has_passes(dataset := loader.dataset) and state.finished:
-            is_named = dataset._named_epoch() is not None
+        if passes and state.finished:
+            is_named = passes.named_epoch is not None
             if is_named or not state.workers:  # else these know it
-                values["dataset"] = dataset._next_pass_state()
-        elif has_passes(dataset) and order and (number := order.start.number_of_pass) is not None:
-            values["dataset"] = {**dataset._next_pass_state(), "epoch": number}
+                values["dataset"] = passes.of_next_pass()
+        elif passes and order and (number := order.start.number_of_pass) is not None:
+            values["dataset"] = {**passes.of_next_pass(), "epoch": number}
         return values
 
     @staticmethod
     def _not_begun(loader: TorchDataLoader[Any], resume: ResumeState) -> dict[str, Any]:
         """Return the state of a loader that has loaded ``resume`` and has begun no epoch since:
         the same, but for an epoch that ``set_epoch`` has named meanwhile."""
-        resume, dataset = _for_named_epoch(loader, resume), loader.dataset
+        resume, passes = _for_named_epoch(loader, resume), passes_of(loader.dataset)
         named = epoch_of(loader._index_sampler)
         if resume.finished and None not in (named, resume.sampler_epoch):
             resume = replace(resume, sampler_epoch=named)
-        if resume.finished and has_passes(dataset) and dataset._named_epoch() is not None:
-            resume = replace(resume, dataset=dataset._next_pass_state())
+        if resume.finished and passes and passes.named_epoch is not None:
+            resume = replace(resume, dataset=passes.of_next_pass())
         return resume.as_dict()
 
     def load(self, loader: TorchDataLoader[Any], state: dict[str, Any]) -> None:
@@ -181,9 +182,9 @@ class LoaderPosition:
             set_sampler_epoch(own, resume.sampler_epoch)
         elif resume.sampler is None and (keeper := keeper_of_unknown_epoch(own)):
             warn(_UNKNOWN_EPOCH.format(type(keeper).__name__))
-        if has_passes(loader.dataset):
-            loader.dataset._forget_named_epoch()
-            loader.dataset._want_states()
+        if passes := passes_of(loader.dataset):
+            passes.named_epoch = None
+            passes.want()
         self.to_resume = resume
         self.want()
 
@@ -205,9 +206,9 @@ class LoaderPosition:
         if resume is None:
             return None
         resume = _for_named_epoch(loader, resume)
-        if has_passes(loader.dataset):
+        if passes := passes_of(loader.dataset):
             if not resume.finished:
-                loader.dataset._forget_named_epoch()  # it is that of the state
+                passes.named_epoch = None  # it is that of the state
             elif resume.dataset is not None:
                 name_saved_pass(loader.dataset, resume.dataset)
         elif resume.dataset is not None:

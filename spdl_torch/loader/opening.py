@@ -14,7 +14,6 @@ from torch.utils.data._utils import pin_memory as _torch_pin_memory
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from ..errors import UnsupportedOptionError
-from ..io._transfer.runtime import captures_unharmed
 from ..late_imports import collected_later
 from .backends.inline import InlineWorker
 from .backends.transfer_stage import DeviceStage, check_device
@@ -115,8 +114,8 @@ def open_device_stage(loader: DataLoader[Any]) -> DeviceStage | None:
 
     if loader._state.keeper is None:
         loader._state.keeper = TransferKeeper()
-    loan, give_back = loader._state.keeper.lend(target)
-    stage = DeviceStage(loan.transfer, stats=loader.stats)
+    transfer, give_back = loader._state.keeper.lend(target)
+    stage = DeviceStage(transfer, stats=loader.stats)
     # When the threads have ended that use it, however the epoch ends.
     weakref.finalize(stage, give_back).atexit = False
     return stage
@@ -125,6 +124,8 @@ def open_device_stage(loader: DataLoader[Any]) -> DeviceStage | None:
 def pinned(batch: Any, device: str | None) -> Any:
     """Return the batch in pinned memory, as torch's ``pin_memory=True`` does. Raises: what a part's
     own ``pin_memory`` raises, with a note."""
+    from ..io._transfer.cuda import captures_unharmed  # brings all that a device needs
+
     # torch's allocator locks pages, and looks at the events of memory that was given back.
     try:
         with captures_unharmed():

@@ -29,7 +29,7 @@ from spdl_torch.io import (
     transfer_tensor,
     transfer_tensor_h2d,
 )
-from spdl_torch.io._transfer import cuda, runtime
+from spdl_torch.io._transfer import cuda
 from spdl_torch.io._transfer.slabs import copy_alone
 from spdl_torch.loader import opening
 from spdl_torch.pipeline import PipelineBuilder
@@ -65,10 +65,14 @@ def test_stage_sends_to_the_device_of_who_starts_the_pipeline(backends, monkeypa
 def test_pinned_batches_spoil_no_graph(monkeypatch):
     """``pin_memory=True`` locks pages on the thread that made the batch, while another captures."""
     install(device := LazyDevice(), monkeypatch.setattr)
-    pinning = SimpleNamespace(pin_memory=lambda batch, _: pinned(batch))
-    monkeypatch.setattr(opening, "_torch_pin_memory", pinning)
-    # CudaBackend guards its own call: torch's allocator has no such backend.
-    monkeypatch.setattr(cuda.runtime, "captures_unharmed", nullcontext)
+
+    def pin_memory(batch, _):
+        with monkeypatch.context() as torchs:
+            # CudaBackend guards its own call: torch's allocator has no such backend.
+            torchs.setattr(cuda, "captures_unharmed", nullcontext)
+            return pinned(batch)
+
+    monkeypatch.setattr(opening, "_torch_pin_memory", SimpleNamespace(pin_memory=pin_memory))
     batch = torch.full((LARGE,), 7, dtype=torch.uint8)
     with device.capture():
         found = result_of(in_thread(opening.pinned, batch, None))
@@ -272,13 +276,13 @@ def test_copy_stream_is_one_a_device_and_nobody_elses(backends, monkeypatch, mak
     """Memory that the allocator keeps for it is found again by the next epoch. torch hands out 32
     streams of a priority in turn: ours is none of them, however many a program makes."""
     if not makes_streams:
-        monkeypatch.setattr(runtime, "cuda_library", lambda: None)
+        monkeypatch.setattr(cuda, "cuda_library", lambda: None)
     first, second = torch.device("cuda", 0), torch.device("cuda", 1)
     stream = cuda.CudaBackend(first).own_stream
     assert cuda.CudaBackend(first).own_stream is stream
     assert cuda.CudaBackend(second).own_stream is not stream
     assert stream not in [cuda.torch.cuda.Stream(0) for _ in range(80)]
-    with runtime.captures_unharmed():
+    with cuda.captures_unharmed():
         pass
 
 
@@ -286,7 +290,7 @@ def test_copy_stream_is_one_a_device_and_nobody_elses(backends, monkeypatch, mak
 @pytest.mark.skipif(torch.version.cuda is None, reason="torch is not built for CUDA")
 def test_runtime_is_torchs_own():
     """Its functions are found, and called as they are declared; without a GPU they refuse."""
-    assert runtime.cuda_library() is not None
-    assert runtime.new_stream() is None
-    with runtime.captures_unharmed():
+    assert cuda.cuda_library() is not None
+    assert cuda.new_stream() is None
+    with cuda.captures_unharmed():
         pass

@@ -19,7 +19,7 @@ from _loader_helpers import loader_threads
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import Dataset
 
-from spdl_torch.io._transfer import cuda, runtime, transfer
+from spdl_torch.io._transfer import cuda, transfer
 
 STREAMS = ("default", "side", "external")
 """On which a program trains: torch's own, another of torch's, one that torch did not make."""
@@ -79,7 +79,7 @@ class CudaGpu:
     def _foreign_stream(self):
         """A stream that torch knows by its handle alone."""
         if self._foreign is None:
-            handle = runtime.new_stream()
+            handle = cuda.new_stream()
             if handle is None:  # CUDA's runtime makes none for us: pass off one of torch's as such
                 handle = torch.cuda.Stream().cuda_stream
             self._foreign = torch.cuda.ExternalStream(handle)

@@ -21,7 +21,7 @@ import pytest
 import torch
 from _gates import spdl_threads, until
 
-from spdl_torch.io._transfer import cuda, runtime, slabs, transfer
+from spdl_torch.io._transfer import cuda, slabs, transfer
 
 PATIENCE_SECONDS = 30
 
@@ -555,10 +555,10 @@ def install(device, patch=setattr, backend=LazyBackend):
     patch(cuda, "_own_streams", {})
     patch(cuda, "_streams", {})
     patch(cuda, "_readers", {})
-    patch(runtime, "cuda_library", lambda: Offered(ctypes.PyDLL(None), device))
+    patch(cuda, "cuda_library", lambda: Offered(ctypes.PyDLL(None), device))
     patch(cuda, "CudaBackend", backend)
     patch(transfer, "shared_transfers", {})
-    patch(transfer, "SlabRing", LazyRing)
+    patch(slabs, "SlabRing", LazyRing)
     # Objects that move themselves, and tensors that are not plain, are where they shall be.
     patch(transfer.Transfer, "device", property(lambda self: HOST))
     patch(torch.Tensor, "record_stream", _record_stream)

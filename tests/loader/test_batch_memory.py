@@ -72,7 +72,7 @@ def test_batches_that_are_held_never_share_memory(most_pieces, steps):
     """Whatever their sizes and the order in which they go; pieces are as few as was said, and when
     all is gone nothing is locked."""
     locker = Locker()
-    memory, held = BatchMemory(locker, most_pieces), []
+    memory, held = BatchMemory(locker, most_pieces, lambda: None), []
     for value, (sizes, place) in enumerate(steps):
         del held[place : place + 1]
         for tensor in made(memory, [number * SMALL_BYTES for number in sizes]):
@@ -155,13 +155,13 @@ WHOLE = ("kernel", "clips")
 @pytest.fixture
 def packed(monkeypatch):
     """The sizes in bytes of the tensors that this process has packed."""
-    found, alone = [], transfer.copy_alone
+    found, alone = [], transfer.slabs.copy_alone
 
     def noting(target, source):
         found.append(source.nbytes)
         alone(target, source)
 
-    monkeypatch.setattr(transfer, "copy_alone", noting)
+    monkeypatch.setattr(transfer.slabs, "copy_alone", noting)
     return found
 
 

@@ -18,17 +18,11 @@ import torch
 
 from ...engine.shared import Loans
 from ...locks import RLock
-from .region import Region, mapped
+from .region import PageLocker, Region, mapped
 from .slabs import ALIGNMENT, SMALL_BYTES, rounded_up
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from .region import PageLocker
-
-
-def _no_transfer() -> None:
-    """Do nothing: no transfer keeps batches."""
 
 
 class BatchMemory:
@@ -39,12 +33,7 @@ class BatchMemory:
     ``end``.
     """
 
-    def __init__(
-        self,
-        locker: PageLocker,
-        most_pieces: int,
-        let_go: Callable[[], None] = _no_transfer,
-    ) -> None:
+    def __init__(self, locker: PageLocker, most_pieces: int, let_go: Callable[[], None]) -> None:
         """``let_go``: called where no piece is free, to free those that have been copied."""
         self._locker = locker
         self._most_pieces = most_pieces

@@ -1,20 +1,24 @@
-"""All uses of CUDA by transfers, in one place."""
+"""All uses of CUDA by transfers, in one place; and functions of CUDA's runtime that torch has no
+call for.
+
+These come from the library that torch itself uses, which is loaded wherever torch was built for
+CUDA: its state belongs to the thread and to the contexts that torch has made.
+"""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
 from ...engine.threads import takes_over
 from ...locks import RLock
 from ...scopes import scope
-from . import runtime
 from .readers import Readers
-from .region import PageLocker, Region, keepers, mapped
+from .region import Region, keepers, mapped
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,63 +32,13 @@ PER_THREAD_STREAM = 2
 package's own stream on each device, which serves the same purpose."""
 
 
-class Backend(PageLocker, Protocol):
-    """A device with a separate stream for copies. The tests have one without a GPU."""
-
-    device: torch.device
-
-    readers: Readers
-    """What is lent of the memory that it has locked."""
-
-    def pinned(self, num_bytes: int) -> Tensor:
-        """Return page-locked host memory: uint8, one dimension."""
-        ...
-
-    def current_stream(self) -> Any:
-        """Return the calling thread's stream."""
-        ...
-
-    def mark(self, stream: Any) -> Event | None:
-        """Return an event after the work that a stream has; None while it captures a graph."""
-        ...
-
-    def is_pinned(self, tensor: Tensor) -> bool:
-        """Return whether a host tensor is in page-locked memory."""
-        ...
-
-    def on_copy_stream(self) -> AbstractContextManager[None]:
-        """Direct this thread's allocations, copies and events to the copy stream."""
-        ...
-
-    def empty(self, num_bytes: int) -> Tensor:
-        """Return memory on the device: uint8, one dimension."""
-        ...
-
-    def copy(self, target: Tensor, source: Tensor) -> None:
-        """Start a copy from pinned memory to the device; return at once."""
-        ...
-
-    def record(self) -> Event:
-        """Return an event after all work begun so far."""
-        ...
-
-    def record_made(self) -> Event:
-        """Return an event after the work of the default stream, which threads use unless they
-        choose another: what they have made on the device is there.
-        """
-        ...
-
-    def hand_over(self, event: Event, blocks: Sequence[Recordable]) -> Event:
-        """Let the caller's current stream (not the caller itself) wait for ``event``, and keep
-        the blocks' memory until that stream is done with it, too.
-
-        Returns: an event after the work that the stream had before.
-        """
-        ...
+_SUCCESS = 0  # cudaSuccess
+_RELAXED = 2  # cudaStreamCaptureModeRelaxed
+_NON_BLOCKING = 1  # cudaStreamNonBlocking: does not wait for the legacy default stream
 
 
 class CudaBackend:
-    """The backend of a CUDA device.
+    """A CUDA device with a separate stream for copies: it locks pages, and knows who reads them.
 
     Memory safety. Blocks are allocated on the copy stream, so the caching allocator gives them
     out again to this stream alone, whose work is in order. The one other stream that uses them
@@ -95,10 +49,12 @@ class CudaBackend:
 
     def __init__(self, device: torch.device, stream: int = PER_THREAD_STREAM) -> None:
         self.device = device
-        self.readers = _readers_of(device)
+        self.readers = _readers.setdefault(device, Readers())
+        """What is lent of the memory that it has locked."""
         self.own_stream = _stream_of(stream, device)
 
     def lock_pages(self, address: int, num_bytes: int) -> bool:
+        """Lock pages; return False if the system refuses, whoever lets go of what it keeps."""
         if self._lock_pages(address, num_bytes):
             return True
         idle = [keeper for keeper in keepers.now() if keeper.idle_bytes]
@@ -107,23 +63,28 @@ class CudaBackend:
         return bool(idle) and self._lock_pages(address, num_bytes)
 
     def _lock_pages(self, address: int, num_bytes: int) -> bool:
-        with torch.cuda.device(self.device), runtime.captures_unharmed():
+        with torch.cuda.device(self.device), captures_unharmed():
             is_locked = int(_runtime().cudaHostRegister(address, num_bytes, 0)) == 0
             if not is_locked:
-                runtime.forget_error()
+                forget_error()
             return is_locked
 
     def unlock_pages(self, address: int) -> None:
+        """Unlock the pages of memory that is still mapped."""
         # The last view may die on the trainer's thread, even while it captures a graph itself.
-        with torch.cuda.device(self.device), runtime.captures_unharmed():
+        with torch.cuda.device(self.device), captures_unharmed():
             _runtime().cudaHostUnregister(address)
 
     def lend(
         self, owner: np.ndarray[Any, Any], region: Region, give_back: Callable[[], object]
     ) -> None:
+        """Call ``give_back`` when nothing views ``owner``, and no copy from its locked memory is
+        under way.
+        """
         self.readers.lend(owner, region, give_back)
 
     def pinned(self, num_bytes: int) -> Tensor:
+        """Return page-locked host memory: uint8, one dimension."""
         # torch's allocator of pinned memory takes powers of two: 64 MiB for 256 photographs of
         # 38.5 MB.
         region = Region(mapped(num_bytes), self)
@@ -132,32 +93,45 @@ class CudaBackend:
         return torch.empty(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def is_pinned(self, tensor: Tensor) -> bool:
+        """Return whether a host tensor is in page-locked memory."""
         return tensor.is_pinned()
 
     @scope
     def on_copy_stream(self) -> Iterator[None]:
+        """Direct this thread's allocations, copies and events to the copy stream."""
         # The device first, here and elsewhere: whatever is asked of CUDA may create a context (500
         # MB) on the one that is current on this thread.
         with (
             torch.cuda.device(self.device),
-            runtime.captures_unharmed(),
+            captures_unharmed(),
             torch.cuda.stream(self.own_stream),
         ):
             yield
 
     def empty(self, num_bytes: int) -> Tensor:
+        """Return memory on the device: uint8, one dimension."""
         return torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
 
     def copy(self, target: Tensor, source: Tensor) -> None:
+        """Start a copy from pinned memory to the device; return at once."""
         target.copy_(source, non_blocking=True)
 
     def record(self) -> Event:
+        """Return an event after all copies begun so far."""
         return self._event_on(self.own_stream)
 
     def record_made(self) -> Event:
+        """Return an event after the work of the default stream, which threads use unless they
+        choose another: what they have made on the device is there.
+        """
         return self._event_on(torch.cuda.default_stream(self.device))
 
     def hand_over(self, event: Event, blocks: Sequence[Recordable]) -> Event:
+        """Let the caller's current stream (not the caller itself) wait for ``event``, and keep
+        the blocks' memory until that stream is done with it, too.
+
+        Returns: an event after the work that the stream had before.
+        """
         stream = self.current_stream()
         before = self._event_on(stream)
         stream.wait_event(cast("_Event", event).event)
@@ -166,6 +140,7 @@ class CudaBackend:
         return before
 
     def current_stream(self) -> torch.cuda.Stream:
+        """Return the calling thread's stream."""
         # For each batch, on the thread that trains: torch's own looks its arguments over, and makes
         # an object, which takes 45 us where the caches are cold.
         known = torch._C._cuda_getCurrentStream(self.device.index)
@@ -175,6 +150,7 @@ class CudaBackend:
         return stream
 
     def mark(self, stream: torch.cuda.Stream) -> Event | None:
+        """Return an event after the work that a stream has; None while it captures a graph."""
         with torch.cuda.stream(stream):
             if torch.cuda.is_current_stream_capturing():
                 return None
@@ -196,11 +172,11 @@ class _Event(NamedTuple):
 
     def synchronize(self) -> None:
         # CUDA would create a context (500 MB) on the device that is current on this thread.
-        with torch.cuda.device(self.device), runtime.captures_unharmed():
+        with torch.cuda.device(self.device), captures_unharmed():
             self.event.synchronize()
 
     def query(self) -> bool:
-        with torch.cuda.device(self.device), runtime.captures_unharmed():
+        with torch.cuda.device(self.device), captures_unharmed():
             return bool(self.event.query())  # type: ignore[no-untyped-call]  # untyped in torch
 
 
@@ -273,10 +249,6 @@ def _device_of_thread() -> Callable[[], None] | None:
 _readers: dict[torch.device, Readers] = {}
 
 
-def _readers_of(device: torch.device) -> Readers:
-    return _readers.setdefault(device, Readers())
-
-
 # By what torch knows them: those that were current where a batch was handed over.
 _streams: dict[tuple[int, int, int], torch.cuda.Stream] = {}
 
@@ -299,9 +271,66 @@ def _stream_of(handle: int, device: torch.device) -> torch.cuda.Stream:
 
 
 def _new_stream(device: torch.device) -> torch.cuda.Stream:
-    with torch.cuda.device(device), runtime.captures_unharmed():
-        handle = runtime.new_stream()
+    with torch.cuda.device(device), captures_unharmed():
+        handle = new_stream()
     if handle is not None:
         return torch.cuda.ExternalStream(handle, device)  # type: ignore[no-untyped-call]  # untyped in torch
     # From the pool of high-priority streams, which fewer programs use.
     return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]  # untyped in torch
+
+
+@scope
+def captures_unharmed() -> Iterator[None]:
+    """Keep what this thread asks of CUDA from spoiling a graph that another thread captures.
+
+    A capture in the default mode, "global", fails if any thread of the process locks pages,
+    allocates or looks at an event meanwhile. Nothing that transfers do belongs to such a graph.
+    The mode is put back: on the trainer's thread, captures of its own are to stay guarded.
+    """
+    library, mode = cuda_library(), ctypes.c_int(_RELAXED)
+    is_relaxed = library is not None and (
+        library.cudaThreadExchangeStreamCaptureMode(ctypes.byref(mode)) == _SUCCESS
+    )
+    try:
+        yield
+    finally:
+        if is_relaxed:  # otherwise this would relax the thread for good
+            library.cudaThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+
+
+def new_stream() -> int | None:
+    """Return a new stream of the thread's current device, as a number; None where none can be made.
+
+    It belongs to nobody else: ``torch.cuda.Stream()`` hands out 32 streams in turn, so that a
+    user's 33rd is the first again. It is never destroyed: memory may be recorded for it until the
+    process ends.
+    """
+    library, stream = cuda_library(), ctypes.c_void_p()
+    if library is None:
+        return None
+    status = library.cudaStreamCreateWithFlags(ctypes.byref(stream), _NON_BLOCKING)
+    return stream.value if status == _SUCCESS else None
+
+
+def forget_error() -> None:
+    """Forget the error of a call that was refused and can be done without. torch would find it
+    after the next kernel that this thread launches, and raise it for that.
+    """
+    library = cuda_library()
+    if library is not None:
+        library.cudaGetLastError()
+
+
+@cache
+def cuda_library() -> Any:
+    """Return the process's own symbols, if the runtime's are among them; else None: torch for
+    ROCm, without CUDA, or with a runtime of its own inside (as on Windows).
+    """
+    if torch.version.cuda is None:
+        return None
+    try:
+        # PyDLL: the calls return at once, and releasing the GIL may cost milliseconds.
+        library = ctypes.PyDLL(None)
+        return library if library.cudaThreadExchangeStreamCaptureMode else None
+    except (AttributeError, OSError, TypeError):  # no such symbol; no such thing as "own" symbols
+        return None

@@ -14,7 +14,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ...machine.limits import Limits
 from . import cuda
@@ -29,23 +29,14 @@ _SHARE_OF_MEMORY = 8
 """Of the memory that is available, the loaders that wait keep one part in so many altogether."""
 
 
-class Loan(NamedTuple):
-    """What the epochs of a loader use one after the other."""
-
-    transfer: Transfer
-    device: torch.device
-    pid: int
-    """The process that has its memory: in one forked from it, it cannot be used."""
-
-
 class TransferKeeper:
     """Lends transfers, and keeps one of those that come back. Any thread may use it."""
 
     def __init__(self) -> None:
-        self._idle: deque[Loan] = deque(maxlen=1)  # each operation on it is atomic
+        self._idle: deque[Transfer] = deque(maxlen=1)  # each operation on it is atomic
         keepers.add(self)
 
-    def lend(self, device: torch.device) -> tuple[Loan, Callable[[], None]]:
+    def lend(self, device: torch.device) -> tuple[Transfer, Callable[[], None]]:
         """Return a transfer to that device, the one that is kept if it goes there, and the function
         that returns it.
 
@@ -53,26 +44,27 @@ class TransferKeeper:
         """
         place = cuda.resolve(device)  # raises in a process that was forked from one with a loan
         try:
-            loan = self._idle.pop()
+            transfer = self._idle.pop()
         except IndexError:
-            loan = None
-        if loan is None or loan.device != place:
+            transfer = None
+        if transfer is None or transfer._backend.device != place:
             _make_room()
-            loan = Loan(Transfer(place), place, os.getpid())
+            transfer = Transfer(place)
         else:
-            loan.transfer.rest()  # slabs that are still lent when processes are forked are not kept
-        return loan, partial(self.take_back, loan)
+            transfer.rest()  # slabs that are still lent when processes are forked are not kept
+        return transfer, partial(self._take_back, transfer, os.getpid())
 
-    def take_back(self, loan: Loan) -> None:
-        """Keep a transfer that was lent."""
-        if loan.pid == os.getpid():
-            loan.transfer.rest()
-            self._idle.append(loan)
+    def _take_back(self, transfer: Transfer, pid: int) -> None:
+        """Keep a transfer that was lent, in the process that has its memory: in one forked from
+        it, it cannot be used."""
+        if pid == os.getpid():
+            transfer.rest()
+            self._idle.append(transfer)
 
     @property
     def idle_bytes(self) -> int:
         """The bytes of pinned memory that nobody uses."""
-        return sum(each.transfer.idle_bytes for each in self._idle.copy())
+        return sum(each.idle_bytes for each in self._idle.copy())
 
     def let_go(self) -> None:
         """Give that memory back to the system."""

@@ -40,11 +40,6 @@ def is_plain(leaf: Any) -> bool:
     )
 
 
-def is_on(leaf: Any, device: torch.device) -> bool:
-    """Return whether a leaf is a tensor on that device."""
-    return isinstance(leaf, Tensor) and leaf.device == device
-
-
 def move(leaf: Any, device: torch.device) -> Any:
     """Move a leaf by its own ``to``, without waiting if that takes ``non_blocking``."""
     if _takes_non_blocking(type(leaf)):  # type: ignore[arg-type]  # classes can be hashed

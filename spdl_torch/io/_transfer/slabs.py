@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from ...checks import check_whole
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -32,13 +30,7 @@ starting a copy; and a label that the user keeps does not keep an image alive.""
 _GRAIN = 32_768  # elements; torch copies fewer on one thread
 
 # numpy has no bfloat16; copying needs only the bits.
-_BITS = {
-    1: torch.uint8,
-    2: torch.int16,
-    4: torch.int32,
-    8: torch.int64,
-    16: torch.complex128,
-}
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 
 class Event(Protocol):
@@ -188,9 +180,7 @@ class SlabRing:
     """Slabs in turn: one is packed while the previous one is copied."""
 
     def __init__(self, allocate: Callable[[int], Tensor], num_slabs: int) -> None:
-        self._slabs: list[Slab] = []
         self._pid = os.getpid()
-        check_whole("Transfer", num_slabs=num_slabs)
         self._slabs = [Slab(allocate) for _ in range(num_slabs)]
         self._next = 0
 

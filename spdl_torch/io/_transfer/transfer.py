@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,17 +19,11 @@ from spdl_torch.errors import UnsupportedOptionError
 
 from ...checks import check_whole
 from ...locks import RLock
-from . import cuda
+from . import cuda, slabs
 from .batch_memory import BatchMemory
-from .leaves import can_be_pinned, goes_ahead, is_on, is_plain, memory_of, move
+from .leaves import Recordable, can_be_pinned, goes_ahead, is_plain, memory_of, move
 from .region import LimitedLocker
-from .slabs import SMALL_BYTES, SlabRing, Slot, copy_alone, dense_strides, plan, typed
-from .tree import Leaf, leaves_of, map_leaves, map_spots, spots_of, spots_where
-
-if TYPE_CHECKING:
-    from .leaves import Recordable
-    from .slabs import Event, Layout, Slab
-    from .tree import Spots
+from .tree import Leaf, Spots, leaves_of, map_spots, spots_of, spots_where
 
 T = TypeVar("T")
 
@@ -71,45 +65,26 @@ class CUDAConfig:
         return torch.device("cuda", self.device_index)
 
 
-def cuda_config(
-    device_index: int,
-    stream: int = cuda.PER_THREAD_STREAM,
-    allocator: Allocator | None = None,
-) -> CUDAConfig:
-    """Return a CUDAConfig; takes the arguments of SPDL's ``cuda_config``. Does not touch CUDA.
-
-    Raises: UnsupportedOptionError: an ``allocator`` that is not torch's.
-    """
-    return CUDAConfig(device_index, stream, allocator)
+cuda_config = CUDAConfig
+"""The device and the stream of copies, for ``device_config=``; does not touch CUDA."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Staged:
     """A batch in transfer to the device. ``receive()`` hands it over, once."""
 
-    __slots__ = (
-        *("_batch", "_blocks", "_event", "_is_late", "_late", "_made", "_received", "_there"),
-        "_transfer",
-    )
-
-    def __init__(
-        self,
-        transfer: Transfer,
-        batch: Any,
-        blocks: Sequence[Recordable],
-        event: Event | None,
-        late: Spots,
-        there: Sequence[Any] = (),
-        made: Event | None = None,
-    ) -> None:
-        self._transfer = transfer
-        self._batch = batch
-        self._blocks = blocks
-        self._event = event
-        self._late = late  # where the leaves are that move at the hand-over
-        self._is_late = bool(late)
-        self._there = there  # what was on the device before
-        self._made = made
-        self._received = False
+    _transfer: Transfer
+    _batch: Any
+    _blocks: Sequence[Recordable]
+    _event: slabs.Event | None
+    _late: Spots
+    """Where the leaves are that move at the hand-over."""
+    _is_late: bool
+    """Whether there are any."""
+    _there: Sequence[Any]
+    """What was on the device before."""
+    _made: slabs.Event | None
+    _is_received: bool = False
 
     @property
     def has_met_device(self) -> bool:
@@ -124,9 +99,9 @@ class Staged:
 
         Raises: RuntimeError: it was received before.
         """
-        if self._received:
+        if self._is_received:
             raise RuntimeError("Staged.receive: this batch was handed over already; call it once.")
-        self._received = True
+        self._is_received = True
         transfer = self._transfer
         if self._event is not None:
             transfer._behind.append(transfer._backend.hand_over(self._event, self._blocks))
@@ -137,7 +112,7 @@ class Staged:
         transfer._readers.handed_over(transfer._backend)
         batch, late = self._batch, self._late
         self._batch, self._blocks, self._late = None, (), {}
-        return map_spots(batch, late, self._move) if late else batch
+        return map_spots(batch, late, lambda leaf: move(leaf, transfer.device)) if late else batch
 
     def synchronize(self) -> None:
         """Wait, without the GIL, until the copy is done."""
@@ -151,9 +126,6 @@ class Staged:
         backend = self._transfer._backend
         if self._is_late and (event := backend.mark(backend.current_stream())) is not None:
             event.synchronize()
-
-    def _move(self, leaf: Any) -> Any:
-        return move(leaf, self._transfer.device)
 
 
 class Transfer:
@@ -179,10 +151,11 @@ class Transfer:
     def __init__(
         self, device: torch.device | str | int | CUDAConfig = "cuda", *, num_slabs: int = 2
     ) -> None:
-        target = cuda.resolve(_cuda_device(device, "Transfer"))
-        self._backend: cuda.Backend = cuda.CudaBackend(target, _stream_of(device))
+        check_whole("Transfer", num_slabs=num_slabs)
+        config = _config_of(device, "Transfer")
+        self._backend = cuda.CudaBackend(config.device, config.stream)
         self._readers = self._backend.readers
-        self._ring = ring = SlabRing(self._backend.pinned, num_slabs)
+        self._ring = ring = slabs.SlabRing(self._backend.pinned, num_slabs)
         readers = self._readers
 
         def let_go() -> None:  # without this object, which would not go by itself
@@ -195,7 +168,7 @@ class Transfer:
         self._lock = RLock()
         # The marks of batches whose kernels may still run. The receiving thread appends without the
         # lock; only its holder takes from the left, so it removes the mark that it has waited for.
-        self._behind: deque[Event] = deque()
+        self._behind: deque[slabs.Event] = deque()
 
     @property
     def device(self) -> torch.device:
@@ -216,7 +189,7 @@ class Transfer:
         load = _sorted(leaves_of(spots), self.device)
         self._readers.staged(batch, load.plain)
         with self._lock:
-            self._await_the_model(_always)
+            self.await_model(lambda: True)
             moved, blocks, event = self._copy(load)
             self._readers.look()  # the sources of an earlier batch are gone
             made = self._made(load.there)
@@ -226,7 +199,8 @@ class Transfer:
 
         late_ids = {id(leaf) for leaf in load.late}
         late = spots_where(spots, lambda leaf: Leaf(now(leaf)) if id(leaf) in late_ids else None)
-        return Staged(self, map_spots(batch, spots, now), blocks, event, late, load.there, made)
+        staged = map_spots(batch, spots, now)
+        return Staged(self, staged, blocks, event, late, bool(late), load.there, made)
 
     def await_model(self, is_wanted: Callable[[], bool]) -> None:
         """Wait, without the GIL, while the receivers' streams lag by more than 4 batches.
@@ -237,7 +211,9 @@ class Transfer:
         Raises: ChannelClosed: ``is_wanted()`` was false meanwhile, or the interpreter exits.
         """
         with self._lock:
-            self._await_the_model(is_wanted)
+            while len(self._behind) > MOST_BEHIND:
+                wait_while(is_wanted, self._behind[0])
+                self._behind.popleft()
 
     def limited(self, most_regions: int) -> LimitedLocker:
         """Return a locker of memory, for at most that many regions at once. Tensors in these are
@@ -261,12 +237,7 @@ class Transfer:
         """The bytes of pinned memory that this would keep if it were not used."""
         return self._ring.num_bytes + self._memory.free_bytes
 
-    def _await_the_model(self, is_wanted: Callable[[], bool]) -> None:
-        while len(self._behind) > MOST_BEHIND:
-            wait_while(is_wanted, self._behind[0])
-            self._behind.popleft()
-
-    def _copy(self, load: _Load) -> tuple[dict[int, Any], list[Recordable], Event | None]:
+    def _copy(self, load: _Load) -> tuple[dict[int, Any], list[Recordable], slabs.Event | None]:
         """Return the copies by the ids of their originals, their memory, and the last event."""
         tensors, backend = load.plain, self._backend
         if not (tensors or load.ahead or load.late):
@@ -274,7 +245,7 @@ class Transfer:
         with backend.on_copy_stream():
             pinned = [tensor for tensor in tensors if self._needs_no_slab(tensor)]
             their_ids = {id(tensor) for tensor in pinned}
-            layout = plan([tensor for tensor in tensors if id(tensor) not in their_ids])
+            layout = slabs.plan([tensor for tensor in tensors if id(tensor) not in their_ids])
             slab = self._ring.take()  # waits until the copy out of it is done
             # Allocations that may fail come before the first copy is under way. The device's come
             # first: it fails at once, while a host that is short of memory begins to swap.
@@ -285,7 +256,7 @@ class Transfer:
             try:
                 moved = self._copy_packed(layout, memory, blocks)
                 for tensor, block in zip(pinned, direct, strict=True):
-                    copy = typed(block, Slot(tensor, 0, 0, tensor.stride()), 0)
+                    copy = slabs.typed(block, slabs.Slot(tensor, 0, 0, tensor.stride()), 0)
                     backend.copy(copy, tensor)
                     moved[id(tensor)] = copy
                 for leaf in load.ahead:
@@ -295,10 +266,11 @@ class Transfer:
                     moved[id(leaf)] = leaf.pin_memory()
             finally:
                 # After an error, too: copies that have begun still read the slab and the sources.
-                event = _mark_busy(slab, backend, [*pinned, *load.ahead])
+                event = backend.record()
+                slab.busy_until(event, [*pinned, *load.ahead])
         return moved, guarded, event
 
-    def _made(self, there: list[Any]) -> Event | None:
+    def _made(self, there: list[Any]) -> slabs.Event | None:
         """Return the event after which leaves that came on the device are made; None = none came.
 
         A worker has made them on the default stream, for which a trainer on another one has to
@@ -309,14 +281,16 @@ class Transfer:
         with self._backend.on_copy_stream():
             return self._backend.record_made()
 
-    def _copy_packed(self, layout: Layout, memory: Tensor, blocks: list[Tensor]) -> dict[int, Any]:
+    def _copy_packed(
+        self, layout: slabs.Layout, memory: Tensor, blocks: list[Tensor]
+    ) -> dict[int, Any]:
         for slot in layout.slots:
-            target = typed(memory, slot, slot.offset)
-            copy_alone(target, slot.tensor)
+            target = slabs.typed(memory, slot, slot.offset)
+            slabs.copy_alone(target, slot.tensor)
         for (start, size), block in zip(layout.blocks, blocks, strict=True):
             self._backend.copy(block, memory[start : start + size])
         return {
-            id(slot.tensor): typed(
+            id(slot.tensor): slabs.typed(
                 blocks[slot.block], slot, slot.offset - layout.blocks[slot.block][0]
             )
             for slot in layout.slots
@@ -324,10 +298,10 @@ class Transfer:
 
     def _needs_no_slab(self, tensor: Tensor) -> bool:
         return (
-            tensor.nbytes >= SMALL_BYTES
+            tensor.nbytes >= slabs.SMALL_BYTES
             and not (tensor.is_conj() or tensor.is_neg())
             and self._backend.is_pinned(tensor)
-            and tensor.stride() == dense_strides(tensor)
+            and tensor.stride() == slabs.dense_strides(tensor)
         )
 
 
@@ -351,7 +325,7 @@ def _sorted(leaves: Iterable[Any], device: torch.device) -> _Load:
             seen.add(id(leaf))
             if is_plain(leaf):
                 load.plain.append(leaf)
-            elif is_on(leaf, device):
+            elif isinstance(leaf, Tensor) and leaf.device == device:
                 if leaf.is_cuda:
                     load.there.append(leaf)
             else:
@@ -359,11 +333,7 @@ def _sorted(leaves: Iterable[Any], device: torch.device) -> _Load:
     return load
 
 
-def _always() -> bool:
-    return True
-
-
-def wait_while(is_wanted: Callable[[], bool], event: Event) -> None:
+def wait_while(is_wanted: Callable[[], bool], event: slabs.Event) -> None:
     """Wait for an event as long as somebody wants what follows it.
 
     CUDA's own wait cannot be ended from outside, and a step of the model may take seconds, for
@@ -376,12 +346,6 @@ def wait_while(is_wanted: Callable[[], bool], event: Event) -> None:
             raise ChannelClosed
         time.sleep(pause_seconds)
         pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)
-
-
-def _mark_busy(slab: Slab, backend: cuda.Backend, sources: list[Any]) -> Event:
-    event = backend.record()
-    slab.busy_until(event, sources)
-    return event
 
 
 @on_one_thread
@@ -412,7 +376,7 @@ def transfer_tensor(
     if device is None:
         device = _device_of_rank()
     if not isinstance(device, CUDAConfig | int) and torch.device(device).type == "cpu":
-        moved: T = map_leaves(batch, lambda leaf: leaf.to("cpu"))
+        moved: T = map_spots(batch, spots_of(batch), lambda leaf: leaf.to("cpu"))
         return moved
     staged = _shared_transfer(device).stage(batch)
     staged.synchronize()
@@ -421,16 +385,8 @@ def transfer_tensor(
     return received
 
 
-@on_one_thread
-def transfer_tensor_h2d(
-    batch: T,
-    /,
-    device: torch.device | str | int | CUDAConfig | None = None,
-    *,
-    num_caches: int | None = None,
-) -> T:
-    """Do the same as :func:`transfer_tensor`, by the name that SPDL has used since 0.8."""
-    return transfer_tensor(batch, device, num_caches=num_caches)
+transfer_tensor_h2d = transfer_tensor
+"""The same, by the name that SPDL has used since 0.8."""
 
 
 @on_one_thread
@@ -461,33 +417,29 @@ def check_device_config(config: object, where: str) -> None:
         )
 
 
-shared_transfers: dict[tuple[torch.device, int], Transfer] = {}
+shared_transfers: dict[CUDAConfig, Transfer] = {}
 _shared_lock = RLock()
 
 
 def _shared_transfer(device: torch.device | str | int | CUDAConfig) -> Transfer:
     """Return the transfer of a device and stream, shared by all threads."""
-    stream = _stream_of(device)
-    target = cuda.resolve(_cuda_device(device, "transfer_tensor"))
+    config = _config_of(device, "transfer_tensor")
     with _shared_lock:
-        if (target, stream) not in shared_transfers:
-            shared_transfers[target, stream] = Transfer(CUDAConfig(target.index, stream))
-        return shared_transfers[target, stream]
+        if config not in shared_transfers:
+            shared_transfers[config] = Transfer(config)
+        return shared_transfers[config]
 
 
-def _stream_of(device: torch.device | str | int | CUDAConfig) -> int:
-    return device.stream if isinstance(device, CUDAConfig) else cuda.PER_THREAD_STREAM
-
-
-def _cuda_device(device: torch.device | str | int | CUDAConfig, where: str) -> torch.device:
+def _config_of(device: torch.device | str | int | CUDAConfig, where: str) -> CUDAConfig:
+    """Return the device, with its index, and the stream. Raises: as :class:`Transfer`."""
     if isinstance(device, CUDAConfig):
-        return device.device
+        return CUDAConfig(cuda.resolve(device.device).index, device.stream)
     target = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     if target.type != "cuda":
         raise UnsupportedOptionError(
             f"{where}: device must be a CUDA device, got {str(target)!r}: {cuda.refusal(target)}"
         )
-    return target
+    return CUDAConfig(cuda.resolve(target).index)
 
 
 def _device_of_rank() -> torch.device:

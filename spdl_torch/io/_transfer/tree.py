@@ -30,19 +30,13 @@ Spots = Leaf | dict[Any, "Spots"]
 """Where the leaves of a batch are: the keys that lead to them, and no others."""
 
 
-def map_leaves(batch: Any, function: Callable[[Any], Any]) -> Any:
-    """Apply ``function`` to every tensor of ``batch`` and to every object that moves itself.
+def spots_of(batch: Any) -> Spots:
+    """Return where the leaves of ``batch`` are: tensors, and objects that move themselves. Every
+    member is visited.
 
     An object moves itself if it has a ``to`` method, as PyTorch's ``PackedSequence`` and PyG's
-    graphs do; mappings that have one are walked all the same. Containers keep their class, and
-    attributes besides their members are kept too. Parts in which nothing changed are the same
-    objects in the result, as are strings, numbers and arrays.
+    graphs do; mappings that have one are walked all the same.
     """
-    return map_spots(batch, spots_of(batch), function)
-
-
-def spots_of(batch: Any) -> Spots:
-    """Return where the leaves of ``batch`` are. Every member is visited."""
     if is_leaf(batch):
         return Leaf(batch)
     if batch is None or isinstance(batch, _ATOMS):
@@ -77,7 +71,12 @@ def spots_where(spots: Spots, function: Callable[[Any], Leaf | None]) -> Spots:
 
 
 def map_spots(batch: Any, spots: Spots, function: Callable[[Any], Any]) -> Any:
-    """Do the same as ``map_leaves`` at the spots alone. No other member is visited."""
+    """Apply ``function`` to every tensor of ``batch`` and to every object that moves itself, which
+    are at ``spots``. No other member is visited.
+
+    Containers keep their class, and attributes besides their members are kept too. Parts in which
+    nothing changed are the same objects in the result.
+    """
     if isinstance(spots, Leaf):
         return function(spots.value)
     changed = {}
@@ -108,9 +107,8 @@ def _with_members(batch: Any, changed: dict[Any, Any]) -> Any:
         return _mapping_with(batch, changed)
     if isinstance(batch, Sequence):
         return _sequence_with(batch, changed)
-    clone = shallow_copy(
-        batch
-    )  # not built anew: __post_init__ has run, and may want other arguments
+    # Not built anew: __post_init__ has run, and may want other arguments.
+    clone = shallow_copy(batch)
     for name, value in changed.items():
         object.__setattr__(clone, name, value)  # also where the class is frozen
     return clone
@@ -119,9 +117,8 @@ def _with_members(batch: Any, changed: dict[Any, Any]) -> Any:
 def _mapping_with(batch: Mapping[Any, Any], changed: dict[Any, Any]) -> Mapping[Any, Any]:
     try:
         if isinstance(batch, MutableMapping):
-            clone = shallow_copy(
-                batch
-            )  # keeps a default factory, attributes, the order of the keys
+            # Keeps a default factory, attributes, the order of the keys.
+            clone = shallow_copy(batch)
             clone.update(changed)
             return clone
         return type(batch)({**batch, **changed})  # type: ignore[call-arg]  # or a TypeError

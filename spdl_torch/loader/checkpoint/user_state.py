@@ -13,9 +13,8 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
-from collections.abc import Iterator
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from torch.utils.data import get_worker_info
 
@@ -232,36 +231,28 @@ def _attribute(each: Any, name: str) -> Any:
 
 
 class Passes(Protocol):
-    """A ``PipelineDataset``, whose module is not imported here, as it brings the engine."""
+    """Those of a ``PipelineDataset``, whose module is not imported here: it brings the engine."""
 
-    def _next_pass_state(self) -> dict[str, Any]:
+    named_epoch: int | None
+    """The epoch that ``set_epoch`` has named since; None lets a state that is loaded decide."""
+
+    def of_next_pass(self) -> dict[str, Any]:
         """Return the state before the first item of the next pass."""
 
-    def _begun_pass(self) -> Iterator[Any]:
-        """Return an iterator whose pass has begun, though no thread has."""
-
-    def _want_states(self) -> None:
+    def want(self) -> None:
         """Collect states from now on."""
 
-    def _move_to_pass(self, epoch: int) -> None:
+    def move_to(self, epoch: int) -> None:
         """Let the next pass be that one, unless one was named or a state says which it is."""
 
-    def _hand_out_pass(self) -> int | None:
+    def hand_out(self) -> int | None:
         """Count the next pass, which copies begin, and return its number; None = they know it."""
 
-    def _named_epoch(self) -> int | None:
-        """Return the epoch that ``set_epoch`` has named since; None = none."""
 
-    def _forget_named_epoch(self) -> None:
-        """Let a state that is loaded later decide on the epoch."""
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the number of the next pass."""
-
-
-def has_passes(dataset: object) -> TypeGuard[Passes]:
-    """Ask the class: an object that answers to any attribute name would seem to be one."""
-    return hasattr(type(dataset), "_next_pass_state")
+def passes_of(dataset: Any) -> Passes | None:
+    """Return the passes of a dataset that has them. Asks the class: an object that answers to any
+    attribute name would seem to have some."""
+    return dataset._state if hasattr(type(dataset), "_begun_pass") else None
 
 
 def begun(dataset: Any) -> Any:
@@ -279,16 +270,16 @@ def pass_of_workers(dataset: object, resume: ResumeState | None, num_workers: in
 
     Without workers the dataset itself counts, and is told where a state lacks the number.
     """
-    if not has_passes(dataset):
-        return None
-    if resume is not None:
-        dataset._move_to_pass(_pass_of(resume, is_begun=num_workers > 0))
-    return dataset._hand_out_pass() if num_workers else None
+    passes = passes_of(dataset)
+    if passes is not None and resume is not None:
+        passes.move_to(_pass_of(resume, is_begun=num_workers > 0))
+    return passes.hand_out() if passes and num_workers else None
 
 
 def left_for_another_pass(dataset: object, resume: ResumeState) -> bool:
     """Return whether ``set_epoch`` has named another pass than that within which a state is."""
-    named = dataset._named_epoch() if has_passes(dataset) else None
+    passes = passes_of(dataset)
+    named = None if passes is None else passes.named_epoch
     return named is not None and named != _pass_of(resume, is_begun=True)
 
 
@@ -312,13 +303,14 @@ def give_state_between_epochs(dataset: Any, state: Any, field: str) -> None:
     """Give a dataset its state before the first item of an epoch; ``field``: its name in the
     loader's state. An epoch that was named after the loader's ``load_state_dict`` counts.
     """
-    epoch = dataset._named_epoch() if has_passes(dataset) else None
+    passes = passes_of(dataset)
+    epoch = None if passes is None else passes.named_epoch
     give_state(dataset, state, field)
     if epoch is not None:
         dataset.set_epoch(epoch)
 
 
-def name_saved_pass(dataset: Passes, state: Any) -> None:
+def name_saved_pass(dataset: Any, state: Any) -> None:
     """Let the pass be next that was next when a loader's state was taken, between two epochs,
     unless another one was named since. Raises: ValueError: it is no state of passes."""
     epoch = state.get("epoch") if isinstance(state, dict) else None
@@ -327,7 +319,7 @@ def name_saved_pass(dataset: Passes, state: Any) -> None:
             "load_state_dict: dataset is not of a PipelineDataset, which this loader has. Make the "
             "loader as it was then."
         )
-    if dataset._named_epoch() is None:
+    if dataset._state.named_epoch is None:
         dataset.set_epoch(epoch)
 
 
@@ -340,8 +332,8 @@ def check_no_passes_inside(dataset: Any, resume: ResumeState) -> None:
     is_counted = any(each.num_items and each.state is None for each in resume.workers)
     if not (resume.epoch and is_counted) or keeps_state(dataset):
         return
-    inside = [each for each in all_datasets(dataset) if has_passes(each)]
-    if all(each._named_epoch() is not None for each in inside):
+    inside = filter(None, map(passes_of, all_datasets(dataset)))
+    if all(each.named_epoch is not None for each in inside):
         return
     kind = type(dataset).__name__
     raise ValueError(

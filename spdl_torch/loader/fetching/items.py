@@ -17,7 +17,7 @@ from ..checkpoint.user_state import (
     ended_early,
     give_state,
     give_state_between_epochs,
-    has_passes,
+    passes_of,
 )
 from ..error_notes import add_thread_note, is_of_handler, is_users
 from .bad_samples import too_many_in_a_row
@@ -62,7 +62,8 @@ class Items:
         if batch.streams is not None and batch.key is not None:
             batch.streams.begin_iterable(batch.key)
         begun_from = resume or WorkerState()
-        beginning = dataset._next_pass_state() if has_passes(dataset) else None
+        passes = passes_of(dataset)
+        beginning = None if passes is None else passes.of_next_pass()
         self._iterator = self._iterate(begun_from, worker)
         if begun_from.state is None and not begun_from.num_items:
             begun_from = begun_from._replace(state=beginning, of_dataset=beginning is not None)
