@@ -6,16 +6,17 @@ import contextlib
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torchvision.datasets
+from torch import Generator
 
 from spdl_torch.errors import UnsupportedOptionError
 from spdl_torch.io._cache.memory import open_store
 from spdl_torch.io._image.decode import decode_pil, decode_tensor, image_codec, whole_codec
 from spdl_torch.io._image.images import image_loader, load_planned
-from spdl_torch.io._image.kernel import Seeds, is_compiled
+from spdl_torch.io._image.kernel import PicturePlan, Seeds, is_compiled
 from spdl_torch.io._image.pillow import pil_info
 from spdl_torch.io._image.recipe import Recipe, recognise
 from spdl_torch.io._source import read_source, source_name
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from spdl_torch.io._cache.store import Store
-    from spdl_torch.io._image.geometry import Generators
-    from spdl_torch.io._image.kernel import PicturePlan
 
     from ..loader.rng.streams import SampleContext
 
@@ -54,6 +53,10 @@ def load_pil_image(path: str | os.PathLike[str]) -> Image:
     Raises: as :func:`spdl_torch.io.decode_image`.
     """
     return decode_pil(read_source(path), source_name(path))
+
+
+_LOADERS = (load_pil_image, image_loader)
+"""Those that leave decoding to the class; a user's own is called for each file."""
 
 
 class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]  # untyped in torchvision
@@ -109,7 +112,7 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]  # un
         max_bytes: int | None = None,
         version: str | int | None = None,
     ) -> None:
-        if cache is not None and loader is not load_pil_image and loader is not image_loader:
+        if cache is not None and loader not in _LOADERS:
             raise UnsupportedOptionError(
                 "ImageFolder: cache needs the bytes of files, which a loader of your own reads by "
                 "itself. Leave loader out, or pass cached(ImageFolder(...), ...)."
@@ -117,15 +120,10 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]  # un
         if cache is None and (max_bytes, version) != (None, None):
             raise ValueError("ImageFolder: max_bytes and version are for a cache. Pass cache, too.")
         self.scaled = scaled
-        super().__init__(
-            root,
-            transform=transform,
-            target_transform=target_transform,
-            loader=loader,
-            is_valid_file=is_valid_file,
-            allow_empty=allow_empty,
-        )
-        if scaled and not self._may_scale():
+        super().__init__(root, transform, target_transform, loader, is_valid_file, allow_empty)
+        # A transform may also be set later.
+        may_scale = loader in _LOADERS and (transform is None or self._recipe() is not None)
+        if scaled and not may_scale:
             raise UnsupportedOptionError(
                 "ImageFolder: scaled=True needs loader=image_loader or none, and a transform that "
                 "begins with a bilinear RandomResizedCrop, Resize and CenterCrop, or "
@@ -136,12 +134,9 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]  # un
         self._store_version = version
         self._store: Store | None = None
         if cache is not None:
+            name = f"files of {os.path.abspath(self.root)}"
             self._store = open_store(
-                cache,
-                f"files of {os.path.abspath(self.root)}",
-                repr(version),
-                max_bytes=max_bytes,
-                who="ImageFolder",
+                cache, name, repr(version), max_bytes=max_bytes, who="ImageFolder"
             )
         is_compiled()  # compile the kernel now: that takes 7 ms, otherwise of the first batch
 
@@ -162,7 +157,7 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]  # un
         if recipe is None or len(indices) == 0 or not self._may_batch(recipe):
             samples = CollatedSamples()
             for k, index in enumerate(indices):
-                with self._stream(k):
+                with _stream(self.sample_context, k):
                     samples.append(self[index])
             return samples
         # A loader may offer memory from which the batch goes to the device as it is.
@@ -171,20 +166,18 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]  # un
     def loading_remarks(self) -> tuple[str, ...]:
         """Return the remarks for a loader's report: the library that decodes, and the cache."""
         remarks = () if self._store is None else (self._store.remark(len(self)),)
-        if self.loader is not load_pil_image and self.loader is not image_loader:
+        if self.loader not in _LOADERS:
             return ()
         recipe = self._recipe()
         library = whole_codec() if recipe is None else image_codec()
         cuts = library.startswith("libjpeg-turbo")
         if recipe is not None and self.scaled:
-            library = library if cuts else "Pillow"
-            return (f"fetch: large JPEGs are decoded at a reduced size, by {library}.", *remarks)
-        if recipe is not None and recipe.crops_first and cuts:
-            return (
-                f"fetch: of JPEGs only the part in the crop is decoded, by {library}.",
-                *remarks,
-            )
-        return (f"fetch: JPEGs are decoded whole, by {whole_codec()}.", *remarks)
+            how = f"large JPEGs are decoded at a reduced size, by {library if cuts else 'Pillow'}"
+        elif recipe is not None and recipe.crops_first and cuts:
+            how = f"of JPEGs only the part in the crop is decoded, by {library}"
+        else:
+            how = f"JPEGs are decoded whole, by {whole_codec()}"
+        return (f"fetch: {how}.", *remarks)
 
     def loading_counts(self) -> dict[str, int]:
         """Return the files that were found in the cache, and that were not, in this process."""
@@ -192,15 +185,9 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]  # un
 
     def _recipe(self) -> Recipe | None:
         """Return the recipe in the present transform; not cached, as users replace transforms."""
-        if self.loader is load_pil_image or self.loader is image_loader:
-            return recognise(self.transform, from_tensor=self.loader is image_loader)
-        return None
-
-    def _may_scale(self) -> bool:
-        """Return whether the size wanted is known; a transform may also be set later."""
-        if self.loader is not load_pil_image and self.loader is not image_loader:
-            return False
-        return self.transform is None or self._recipe() is not None
+        if self.loader not in _LOADERS:
+            return None
+        return recognise(self.transform, from_tensor=self.loader is image_loader)
 
     def _may_batch(self, recipe: Recipe) -> bool:
         """Return whether drawing all crops before all tails leaves each sample's numbers the same.
@@ -211,9 +198,6 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]  # un
             return True
         return recipe.is_batched and self.target_transform is None
 
-    def _stream(self, k: int) -> AbstractContextManager[torch.Generator | None]:
-        return contextlib.nullcontext() if self.sample_context is None else self.sample_context(k)
-
     def _load(
         self,
         indices: Sequence[int],
@@ -222,23 +206,21 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]  # un
         storage: BatchStorage | None = None,
     ) -> CollatedSamples:
         """Run the kernel over the samples; ``context`` as in :attr:`sample_context`."""
-
-        def stream(k: int) -> AbstractContextManager[torch.Generator | None]:
-            return contextlib.nullcontext() if context is None else context(k)
+        # No user code runs sample by sample, so nothing but the kernel draws.
+        is_kernels = recipe.is_batched and self.target_transform is None
 
         def plan(sizes: dict[int, tuple[int, int]]) -> list[PicturePlan]:
             if context is None or not recipe.plans_draw:
                 return recipe.plans([*sizes.values()])
-            if recipe.is_batched and self.target_transform is None:  # nothing else draws
-                if (seeds := torch_seeds(context, sizes)) is not None:
-                    return _drawn(recipe, [*sizes.values()], Seeds(seeds))
-                generators = [_own_generator(stream(k)) for k in sizes]
-                if None not in generators:
-                    return _drawn(recipe, [*sizes.values()], generators)
+            if is_kernels and (seeds := torch_seeds(context, sizes)) is not None:
+                return _drawn(recipe, [*sizes.values()], Seeds(seeds))
             plans = []
             for k, size in sizes.items():
-                with stream(k) as generator:
-                    plans += _drawn(recipe, [size], [generator])
+                with context(k) as generator:
+                    if generator is None:  # torch's functions draw from it by themselves
+                        plans += recipe.plans([size])
+                    else:
+                        plans += _drawn(recipe, [size], [generator])
             return plans
 
         paths, targets = zip(*[self.samples[index] for index in indices], strict=True)
@@ -250,15 +232,15 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]  # un
             recipe.width,
             scaled=self.scaled,
             storage=storage if recipe.keeps_bytes else None,
-            name=paths,
+            names=paths,
         )
         images = recipe.finish(pictures, storage if recipe.is_batched else None)
-        if recipe.is_batched and self.target_transform is None:  # no user code, sample by sample
+        if is_kernels:
             samples = CollatedSamples(zip(images.unbind(), targets, strict=True))
         else:
             samples = CollatedSamples()
             for k, (image, target) in enumerate(zip(images, targets, strict=True)):
-                with stream(k):
+                with _stream(context, k):
                     # What the file says of a picture, as long as a transform may ask for it.
                     info = pil_info(sources[k]) if recipe.from_pil else None
                     samples.append((recipe.finish_one(image, info), self._target(target)))
@@ -285,25 +267,15 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]  # un
         return target if self.target_transform is None else self.target_transform(target)
 
 
-def _own_generator(
-    stream: AbstractContextManager[torch.Generator | None],
-) -> torch.Generator | None:
-    """Return a generator of its own that draws what the stream's draws next; None: it has none."""
-    with stream as generator:
-        return None if generator is None else generator.clone_state()
+def _stream(context: SampleContext | None, k: int) -> AbstractContextManager[Generator | None]:
+    return contextlib.nullcontext() if context is None else context(k)
 
 
 def _drawn(
-    recipe: Recipe,
-    sizes: list[tuple[int, int]],
-    generators: Sequence[torch.Generator | None] | Seeds,
+    recipe: Recipe, sizes: list[tuple[int, int]], generators: list[Generator] | Seeds
 ) -> list[PicturePlan]:
-    """Return the plans of pictures from one generator or seed each; None: torch's functions draw
-    from a sample's stream by themselves.
-    """
-    if not isinstance(generators, Seeds) and None in generators:
-        return recipe.plans(sizes)
+    """Return the plans of pictures from one generator or seed each."""
     # The draws name their generators: nobody has to look at each, for which compiled code would
     # take the GIL again.
     with torch._C.DisableTorchFunction(), not_redirected():
-        return recipe.plans(sizes, cast("Generators", generators))
+        return recipe.plans(sizes, generators)

@@ -79,17 +79,15 @@ def check_batch(sources: object, where: str) -> None:
 def check_size(width: int | None, height: int | None, where: str) -> None:
     """Raise a TypeError unless both are whole numbers, or None, and a ValueError below 1."""
     for name, pixels in (("width", width), ("height", height)):
-        if pixels is None:
-            continue
         try:
-            operator.index(pixels)
+            number = 1 if pixels is None else operator.index(pixels)
         except TypeError:
             raise TypeError(
                 f"{where}: {name} must be an int or None, in pixels, got {pixels!r}. "
                 "Convert it with int()."
             ) from None
-    if any(pixels is not None and pixels < 1 for pixels in (width, height)):
-        raise ValueError(f"width and height must be >= 1 or None, got {width=}, {height=}.")
+        if number < 1:
+            raise ValueError(f"width and height must be >= 1 or None, got {width=}, {height=}.")
 
 
 def fitted_size(

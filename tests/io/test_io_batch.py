@@ -232,7 +232,7 @@ def test_load_image_batch_not_strict_drops_bad_files(mixed):
 
 def test_load_image_batch_header_that_lies(mixed, monkeypatch):
     """Crop boxes were made for the size in the header: another size is refused, not cropped."""
-    monkeypatch.setattr(images, "header_size", lambda data, name, **_: (30, 40))
+    monkeypatch.setattr(images.decode, "header_size", lambda data, name, **_: (30, 40))
     with pytest.raises(DecodeError, match=r"0\.img: the header says height and width \(30, 40\)"):
         load_image_batch(mixed, width=40, height=40)
 

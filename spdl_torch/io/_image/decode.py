@@ -29,25 +29,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from PIL.Image import Resampling
+from PIL.Image import Image, Resampling
 
 from spdl_torch.errors import DecodeError
 
 from .._source import Source, read_source, source_name
-from . import kernel, libjpeg_turbo
+from . import kernel, libjpeg_turbo, pillow
 from .header import begins_with_exif, exif_markers, is_scan, plain_jpeg_scan, read_header
-from .pillow import (
-    check_size,
-    decode_reduced,
-    decode_with_pillow,
-    is_pillows_own,
-    pil_info,
-    reason,
-    to_pil,
-)
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
     from torch import Tensor
 
     from .header import ImageHeader
@@ -120,11 +110,11 @@ def decode_tensor(data: Tensor, name: str, *, apply_exif_orientation: bool = Fal
         except RuntimeError as error:
             refusal = error
     try:
-        return decode_with_pillow(data, name, exif=apply_exif_orientation)
+        return pillow.decode_with_pillow(data, name, exif=apply_exif_orientation)
     except DecodeError:
         if refusal is None:
             raise
-        raise DecodeError(f"{name}: {reason(refusal)}") from refusal
+        raise DecodeError(f"{name}: {pillow.reason(refusal)}") from refusal
 
 
 def decode_pil(data: Tensor, name: str) -> Image:
@@ -133,10 +123,10 @@ def decode_pil(data: Tensor, name: str) -> Image:
     Raises: as :func:`decode_image`.
     """
     if data.numel() and _whole_codec_of(read_header(data.numpy().data)) is not None:
-        return to_pil(decode_tensor(data, name), pil_info(data))
+        return pillow.to_pil(decode_tensor(data, name), pillow.pil_info(data))
     _checked_codec(data, name)
     info: dict[Any, Any] = {}
-    return to_pil(decode_with_pillow(data, name, info=info), info)
+    return pillow.to_pil(pillow.decode_with_pillow(data, name, info=info), info)
 
 
 def decode_at_least(data: Tensor, name: str, least: tuple[int, int]) -> Tensor:
@@ -148,7 +138,7 @@ def decode_at_least(data: Tensor, name: str, least: tuple[int, int]) -> Tensor:
     found = None
     if data.numel() and _is_jpeg(data) and (size := header_size(data, name)) is not None:
         denominator = _denominator_for(size, least)
-        found = decode_reduced(data, size, denominator) if denominator > 1 else None
+        found = pillow.decode_reduced(data, size, denominator) if denominator > 1 else None
     return decode_tensor(data, name) if found is None else found
 
 
@@ -158,10 +148,10 @@ def header_size(data: Tensor, name: str) -> tuple[int, int] | None:
     Raises: DecodeError: the header asks for more pixels than allowed or than the bytes can hold.
     """
     header = read_header(data.numpy().data)
-    is_jpeg = header is not None and header.format == "jpeg" and is_pillows_own("jpeg")
+    is_jpeg = header is not None and header.format == "jpeg" and pillow.is_pillows_own("jpeg")
     if header is None or not (is_jpeg or _whole_codec_of(header)):
         return None
-    check_size(header, data.numel(), name, warn=True)
+    pillow.check_size(header, data.numel(), name, warn=True)
     return header.height, header.width
 
 
@@ -238,12 +228,12 @@ def _load_scaled_box(
     box = first_row, first_column, end_row - first_row, end_column - first_column
     picture = None if library is None else library.decode_region(data, plan.size, box, d)
     if picture is None:
-        whole = decode_reduced(data, plan.size, d)
+        whole = pillow.decode_reduced(data, plan.size, d)
         if whole is None:
             return None
         picture = whole[:, first_row:end_row, first_column:end_column]
     y, x = top / d - first_row, left / d - first_column
-    resized = to_pil(picture).resize(
+    resized = pillow.to_pil(picture).resize(
         plan.resized[::-1], Resampling.BILINEAR, box=(x, y, x + width / d, y + height / d)
     )
     return torch.from_numpy(np.array(resized)).permute(2, 0, 1)
@@ -261,7 +251,8 @@ def _checked_codec(
         # torchvision obeys the first segment, whatever its name is; Pillow looks for the name.
         if turns and header.format == "jpeg" and not begins_with_exif(data.numpy().data):
             codec = None
-        check_size(header, data.numel(), name, warn=codec is not None)  # Pillow warns by itself
+        # Pillow warns by itself.
+        pillow.check_size(header, data.numel(), name, warn=codec is not None)
     return codec
 
 
@@ -272,7 +263,7 @@ def _whole_codec_of(
 
     turns: as its EXIF tag says.
     """
-    if header is None or header.format == "png" or not is_pillows_own(header.format):
+    if header is None or header.format == "png" or not pillow.is_pillows_own(header.format):
         return None
     if kernel.has_codec():
         if turns and header.format == "webp":

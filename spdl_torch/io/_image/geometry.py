@@ -23,7 +23,7 @@ class Crop(NamedTuple):
     """Mirror left and right, after the resize."""
 
 
-Generators: TypeAlias = Sequence[torch.Generator] | kernel.Seeds | None
+Generators: TypeAlias = list[torch.Generator] | kernel.Seeds | None
 """One for each picture, or its seed; None = torch's global one, for one picture after the other."""
 
 CropFunction: TypeAlias = Callable[[int, int], Crop]
@@ -117,8 +117,7 @@ def random_crops(
     sizes: height and width of each picture.
     """
     probability = -1.0 if flip is None else _float32(flip)
-    own = [*generators] if isinstance(generators, Sequence) else generators
-    drawn = kernel.draw_boxes(list(sizes), scale, _float32_logs(*ratio), probability, own)
+    drawn = kernel.draw_boxes(list(sizes), scale, _float32_logs(*ratio), probability, generators)
     return [
         Crop(*box)
         if box[2]  # its height

@@ -163,11 +163,6 @@ def _webp_size(data: memoryview) -> ImageHeader | None:
         (bits,) = struct.unpack_from("<I", data, 21)
         return ImageHeader("webp", (bits >> 14 & 0x3FFF) + 1, (bits & 0x3FFF) + 1)
     if kind == b"VP8X" and not data[20] & 0x02:  # bit 1: animated
-        width, height = _uint24(data, 24) + 1, _uint24(data, 27) + 1
-        return ImageHeader("webp", height, width)
+        (bits,) = struct.unpack_from("<Q", data, 22)  # 16 bits, then two 24-bit sizes less one
+        return ImageHeader("webp", (bits >> 40) + 1, (bits >> 16 & 0xFFFFFF) + 1)
     return None
-
-
-def _uint24(data: memoryview, position: int) -> int:
-    low, middle, high = data[position], data[position + 1], data[position + 2]
-    return low | middle << 8 | high << 16

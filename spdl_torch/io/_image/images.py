@@ -12,27 +12,15 @@ from spdl_torch.errors import DecodeError, UnsupportedOptionError
 
 from .._options import check_batch, check_size, fitted_size
 from .._remote import is_url
-from .._source import read_source, source_name
-from .._storage import room_for
-from .._transfer.transfer import check_device_config, to_device
-from . import kernel
-from .decode import (
-    decode_ahead,
-    decode_at_least,
-    decode_image,
-    decode_tensor,
-    header_size,
-    num_ahead,
-)
-from .geometry import Crop, check_crop_function, checked_crop
+from .._source import Source, read_source, source_name
+from .._storage import Storage, room_for
+from .._transfer.transfer import CUDAConfig, check_device_config, to_device
+from . import decode, kernel
+from .geometry import Crop, CropFunction, check_crop_function, checked_crop
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .._source import Source
-    from .._storage import Storage
-    from .._transfer.transfer import CUDAConfig
-    from .geometry import CropFunction
     from .kernel import PicturePlan
 
     Sizes = dict[int, tuple[int, int]]
@@ -58,7 +46,7 @@ def image_loader(
         numbers, or below 1.
     """
     if at_least is None:
-        return decode_image(path)
+        return decode.decode_image(path)
     try:
         least_height, least_width = at_least
     except (TypeError, ValueError):
@@ -66,7 +54,7 @@ def image_loader(
             f"image_loader: at_least must be (height, width) in pixels, got {at_least!r}."
         ) from None
     check_size(least_width, least_height, "image_loader: at_least")
-    return decode_at_least(read_source(path), source_name(path), at_least)
+    return decode.decode_at_least(read_source(path), source_name(path), at_least)
 
 
 def load_image(
@@ -94,7 +82,7 @@ def load_image(
     Raises: as :func:`load_image_batch`.
     """
     _check_request([src], width, height, crop, device_config, "load_image")
-    image = _load([src], width, height, crop, scaled=scaled, name=name)[0]
+    image = _load([src], width, height, crop, scaled=scaled, names=[name] if name else ())[0]
     return image if device_config is None else to_device(image, device_config)
 
 
@@ -161,20 +149,19 @@ def load_planned(
     scaled: bool = False,
     strict: bool = True,
     storage: Storage | None = None,
-    name: str | Sequence[str] | None = None,
+    names: Sequence[str] = (),
 ) -> Tensor:
     """Load a batch; ``plan(sizes)`` says what becomes of each picture: height and width by its
     place among the sources, in their order. It is called before anything is decoded.
 
     height, width: of the batch; None: the size that all the plans resize to.
     scaled: as for :func:`load_image_batch`.
-    name: of all sources in errors, or of each; None: their own.
+    names: of the sources in errors; none: their own.
     Returns: uint8, shape (N, 3, height, width), CPU, channels_last memory. N is smaller than
         ``len(sources)`` only if ``strict`` is False.
     Raises: as :func:`load_image_batch`.
     """
-    names = [*name] if isinstance(name, list | tuple) else None
-    names = names or [str(name or source_name(source)) for source in sources]
+    names = names or [*map(source_name, sources)]
     # Keep our own calls from any mode that the caller has entered: a loader's costs 1 µs a call.
     with torch._C.DisableTorchFunction():
         data, sizes = _measure(read_sources(sources), names, strict)
@@ -186,7 +173,9 @@ def load_planned(
 
     def decoded(k: int) -> tuple[Tensor, PicturePlan, str]:
         content, plan, name = pictures[k]
-        (image,), (fitted,) = decode_ahead([content], [plan], [name], scaled=scaled, whole=True)
+        (image,), (fitted,) = decode.decode_ahead(
+            [content], [plan], [name], scaled=scaled, whole=True
+        )
         return image, fitted, name
 
     with torch._C.DisableTorchFunction():
@@ -247,7 +236,7 @@ def _check_request(
         raise ValueError("srcs must hold at least one image, got none.")
 
 
-def _one_size(plans: dict[int, PicturePlan], names: list[str]) -> tuple[int, int]:
+def _one_size(plans: dict[int, PicturePlan], names: Sequence[str]) -> tuple[int, int]:
     (first, plan), *others = plans.items()
     for k, other in others:
         if other.resized != plan.resized:
@@ -281,7 +270,9 @@ def _without_bad(
     return loaded
 
 
-def _measure(data: list[Tensor], names: list[str], strict: bool) -> tuple[dict[int, Tensor], Sizes]:
+def _measure(
+    data: list[Tensor], names: Sequence[str], strict: bool
+) -> tuple[dict[int, Tensor], Sizes]:
     """Find every picture's size by its header; decode those that the kernel could not.
 
     Returns: bytes or decoded picture, and height and width, by place in the batch.
@@ -289,9 +280,9 @@ def _measure(data: list[Tensor], names: list[str], strict: bool) -> tuple[dict[i
 
     def measured(k: int) -> tuple[Tensor, tuple[int, int]]:
         content, name = data[k], names[k]
-        size = header_size(content, name)
+        size = decode.header_size(content, name)
         if size is None:
-            content = decode_tensor(content, name)
+            content = decode.decode_tensor(content, name)
             size = content.shape[1], content.shape[2]
         return content, size
 
@@ -310,9 +301,9 @@ def _fill(
     """Return a batch of pictures, each given by bytes or pixels, plan and name."""
     # Rows of RGB pixels, seen as planes: channels_last.
     batch = room_for((len(pictures), *size, 3), storage).permute(0, 3, 1, 2)
-    num_at_once, whole = num_ahead(len(pictures), scaled=scaled), not kernel.has_codec()
+    num_at_once, whole = decode.num_ahead(len(pictures), scaled=scaled), not kernel.has_codec()
     for start in range(0, len(pictures), num_at_once):
         data, plans, names = zip(*pictures[start : start + num_at_once], strict=True)
-        images, fitted = decode_ahead(data, plans, names, scaled=scaled, whole=whole)
+        images, fitted = decode.decode_ahead(data, plans, names, scaled=scaled, whole=whole)
         kernel.fill_batch(images, fitted, batch[start : start + num_at_once])
     return batch

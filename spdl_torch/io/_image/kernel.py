@@ -18,15 +18,14 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from ...engine.shared import lock_held_at_forks
 
-if TYPE_CHECKING:
-    from torch import Generator
+T = TypeVar("T")
 
 
 class PicturePlan(NamedTuple):
@@ -66,7 +65,7 @@ def read_files(paths: list[str]) -> list[Tensor]:
     Returns: uint8 tensors of one dimension, CPU, each with memory of its own.
     Raises: RuntimeError: a file is missing, unreadable or empty.
     """
-    return _call("_read_files", paths)  # type: ignore[no-any-return]  # TorchScript's result
+    return _call(_read_files, paths)
 
 
 def fill_batch(data: list[Tensor], plans: Sequence[PicturePlan], batch: Tensor) -> None:
@@ -78,7 +77,7 @@ def fill_batch(data: list[Tensor], plans: Sequence[PicturePlan], batch: Tensor) 
 
     Raises: RuntimeError: a picture cannot be decoded, or is not of the size its plan says.
     """
-    _call("_fill_batch", data, *map(list, zip(*plans, strict=True)), batch)
+    _call(_fill_batch, data, *map(list, zip(*plans, strict=True)), batch)
 
 
 def has_markers(data: list[Tensor], starts: list[int]) -> list[bool]:
@@ -88,7 +87,7 @@ def has_markers(data: list[Tensor], starts: list[int]) -> list[bool]:
     Args:
         data: encoded bytes (uint8, one dimension).
     """
-    return _call("_has_markers", data, starts)  # type: ignore[no-any-return]  # TorchScript's result
+    return _call(_has_markers, data, starts)
 
 
 def draw_boxes(
@@ -115,7 +114,7 @@ def draw_boxes(
     # compiled code draws.
     if generators is None and torch._C._len_torch_function_stack():
         return _draw_boxes(*args)
-    return _call("_draw_boxes", *args)  # type: ignore[no-any-return]  # TorchScript's result
+    return _call(_draw_boxes, *args)
 
 
 def has_codec() -> bool:
@@ -239,12 +238,7 @@ def _draw_boxes(
     return boxes
 
 
-_PYTHON: dict[str, Callable[..., Any]] = {
-    "_read_files": _read_files,
-    "_fill_batch": _fill_batch,
-    "_has_markers": _has_markers,
-    "_draw_boxes": _draw_boxes,
-}
+_SCRIPTED = (_read_files, _fill_batch, _has_markers, _draw_boxes)
 
 _lock = lock_held_at_forks()
 
@@ -255,27 +249,28 @@ def _compiled() -> Any:
     with _lock:
         load_operators()
         try:
-            source = "\n".join(inspect.getsource(function) for function in _PYTHON.values())
+            source = "\n".join(inspect.getsource(function) for function in _SCRIPTED)
             # A CompilationUnit, not torch.jit.script: that one warns (FutureWarning), and its
             # warning could be silenced only for all threads at once. It also takes longer.
             unit = torch.jit.CompilationUnit(source)
-            _run(unit, "_read_files", [])
+            _run(unit, _read_files, [])
         except Exception:  # no TorchScript, no source text, an operator gone: the eager path serves
             return None
     return unit
 
 
-def _call(name: str, *args: object) -> Any:
+def _call(function: Callable[..., T], *args: object) -> T:
     unit = _compiled()
-    return _PYTHON[name](*args) if unit is None else _run(unit, name, *args)
+    return function(*args) if unit is None else _run(unit, function, *args)
 
 
-def _run(unit: Any, name: str, *args: object) -> Any:
+def _run(unit: Any, function: Callable[..., T], *args: object) -> T:
     # Without this, TorchScript's profiling executor optimizes the first calls of each function,
     # for tens of milliseconds and nothing in return. The flag belongs to the thread.
     with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]  # untyped in torch
         try:
-            return getattr(unit, name)(*args)
+            result: T = getattr(unit, function.__name__)(*args)
+            return result
         except torch.jit.Error as error:  # what becomes of a `raise` in compiled code
             raise RuntimeError(str(error)) from error
 

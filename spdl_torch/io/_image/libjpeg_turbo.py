@@ -94,35 +94,29 @@ class LibJpegTurbo:
         if not handle:
             return None
         try:
-            return self._decode_with(handle, data.contiguous(), size, box, denominator)
+            data = data.contiguous()
+            address, num_bytes = data.data_ptr(), data.numel()
+            if self._read_header(handle, address, num_bytes) != 0:
+                return None
+            if (self._get(handle, _HEIGHT), self._get(handle, _WIDTH)) != size:
+                return None
+            block = _BLOCK_WIDTH.get(self._get(handle, _SUBSAMPLING))
+            if block is None:
+                return None
+            if denominator != 1 and self._set_scale(handle, _ScalingFactor(1, denominator)) != 0:
+                return None
+            size = -(-size[0] // denominator), -(-size[1] // denominator)  # rounded up
+            top, left, height, width = _widened(size, box, block // denominator)
+            if self._set_region(handle, _Region(left, top, width, height)) != 0:
+                return None
+            # numpy's, as torch's own would release the GIL.
+            pixels = np.empty((height, width, 3), np.uint8)
+            if self._decode(handle, address, num_bytes, pixels.ctypes.data, 3 * width, _RGB) != 0:
+                return None
+            y, x = box[0] - top, box[1] - left
+            return torch.from_numpy(pixels[y : y + box[2], x : x + box[3]]).permute(2, 0, 1)
         finally:
             self._destroy(handle)
-
-    def _decode_with(
-        self, handle: int, data: Tensor, size: tuple[int, int], box: Box, denominator: int
-    ) -> Tensor | None:
-        address, num_bytes = data.data_ptr(), data.numel()
-        if self._read_header(handle, address, num_bytes) != 0:
-            return None
-        if (self._get(handle, _HEIGHT), self._get(handle, _WIDTH)) != size:
-            return None
-        block = _BLOCK_WIDTH.get(self._get(handle, _SUBSAMPLING))
-        if block is None:
-            return None
-        if denominator != 1:
-            if self._set_scale(handle, _ScalingFactor(1, denominator)) != 0:
-                return None
-            block //= denominator
-            size = -(-size[0] // denominator), -(-size[1] // denominator)  # rounded up
-        top, left, height, width = _widened(size, box, block)
-        if self._set_region(handle, _Region(left, top, width, height)) != 0:
-            return None
-        # numpy's, as torch's own would release the GIL.
-        pixels = np.empty((height, width, 3), np.uint8)
-        if self._decode(handle, address, num_bytes, pixels.ctypes.data, 3 * width, _RGB) != 0:
-            return None
-        y, x = box[0] - top, box[1] - left
-        return torch.from_numpy(pixels[y : y + box[2], x : x + box[3]]).permute(2, 0, 1)
 
 
 def _widened(size: tuple[int, int], box: Box, block: int) -> Box:

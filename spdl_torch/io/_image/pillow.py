@@ -17,13 +17,12 @@ from spdl_torch.errors import DecodeError
 
 from .._remote import is_url
 from .._source import read_source
-from .header import MOST_PIXELS_PER_BYTE, is_jpeg_without_picture
+from .header import MOST_PIXELS_PER_BYTE, ImageHeader, is_jpeg_without_picture
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from .header import ImageHeader
 
 _STARTS_PROGRAMS = frozenset({"EPS"})
 """Formats that Pillow leaves to another program (Ghostscript), which no data set should start."""
