@@ -17,7 +17,7 @@ from av.error import ArgumentError
 from spdl_torch.errors import DecodeError
 
 from .codec import to_ticks
-from .opening import MediaFile, is_sound_only, packets_of
+from .opening import SOUND, MediaFile, packets_of
 from .packets import window_of
 
 if TYPE_CHECKING:
@@ -107,13 +107,12 @@ def _parts(
     layout = first.layout.name if num_channels is None else _LAYOUTS[num_channels]
     # Packed, for PyAV counts planes that are not there from 8 channels on.
     resampler = AudioResampler(format="flt", layout=layout, rate=rate)
-    begin = (
-        0.0 if first.pts is None or first.time_base is None else float(first.pts * first.time_base)
-    )
+    begin = float((first.pts or 0) * (first.time_base or 0))  # 0 where it has none
     # The number of the first sample at or after a time.
     low, high = (to_ticks(side - begin, Fraction(1, rate)) for side in (start, end))
     # Formats that hold nothing but sound have no times of their own: FFmpeg counts, and rounds.
-    is_timed = not is_sound_only(container) and (low > -math.inf or high < math.inf)
+    is_sound_alone = container.format.name in SOUND.split(",")
+    is_timed = not is_sound_alone and (low > -math.inf or high < math.inf)
     place, counted, num_given = 0, begin, 0
     for frame in itertools.chain([first], frames, [None]):
         if frame is not None and frame.is_corrupt:

@@ -18,30 +18,21 @@ from spdl_torch.errors import DecodeError, UnsupportedOptionError
 from spdl_torch.shown_text import short_repr
 
 from .._options import RGB24, check_batch, check_size, fitted_size
-from .._storage import room_for
-from .._transfer.transfer import check_device_config, to_device
+from .._storage import Storage, room_for
+from .._transfer.transfer import CUDAConfig, check_device_config, to_device
+from . import decode
 from .codec import tick_until
-from .decode import (
-    ascending,
-    decode_wanted,
-    every_frame,
-    say_if_slow,
-    undamaged,
-)
 from .filters import FilterChain
 from .frames import rgb_view
 from .opening import MediaFile
 from .packets import VideoPackets, last_duration
 from .reading import UnsureError, Video, no_frame
-from .samplers import facts_of
+from .samplers import ClipSampler, VideoInfo, facts_of
 
 if TYPE_CHECKING:
     from av.video.frame import VideoFrame
 
     from .._source import Source
-    from .._storage import Storage
-    from .._transfer.transfer import CUDAConfig
-    from .samplers import ClipSampler, VideoInfo
 
 # Without the full chroma, PSNR against RGB + antialias interpolate falls from 44-47 to 38-43 dB.
 # The detour by planar RGB halves the cost: swscale converts fast to and from that, 0.15 ms a frame.
@@ -250,9 +241,8 @@ def _load_clip(file: MediaFile, sampler: ClipSampler, batch: _Batch) -> Tensor:
         if video.is_fast:
             with contextlib.suppress(UnsureError):
                 packets = VideoPackets(video, _spans_of(moments))
-                return batch.add(
-                    _near(packets, moments, info, batch.num_threads), video, len(moments)
-                )
+                shown = _near(packets, moments, info, batch.num_threads)
+                return batch.add(shown, video, len(moments))
     with file.open() as opened:
         video = Video(*opened, file.name)
         return batch.add(_from_first(video, moments, info, batch.num_threads), video, len(moments))
@@ -289,7 +279,7 @@ def _near(
     for row, moment in sorted(enumerate(moments), key=lambda each: each[1]):
         place = max(0, bisect_right(times, tick_until(moment, tick)) - 1)
         rows.setdefault(place, []).append(row)
-    with contextlib.closing(decode_wanted(packets, list(rows), num_threads)) as decoded:
+    with contextlib.closing(decode.decode_wanted(packets, list(rows), num_threads)) as decoded:
         yield from zip(decoded, rows.values(), strict=True)
 
 
@@ -299,25 +289,25 @@ def _from_first(
     """Yield the same, decoding from the first packet on until the last moment."""
     context = video.stream.codec_context
     video.codec.open(context, num_threads, is_counted=video.is_counted)
-    frames = every_frame(video, context)
+    frames = decode.every_frame(video, context)
     ends = [tick_until(moment, video.codec.tick) for moment in moments]
     left = sorted(range(len(ends)), key=ends.__getitem__, reverse=True)
     before, num_frames = None, 0
-    for frame, is_damaged in ascending(frames, video):
+    for frame, is_damaged in decode.ascending(frames, video):
         rows = []
         while before is not None and left and ends[left[-1]] < (frame.pts or 0):
             rows.append(left.pop())
         if before is not None and rows:
-            yield undamaged(*before, video.source), rows
+            yield decode.undamaged(*before, video.source), rows
         if not left:
             return
         before, num_frames = (frame, is_damaged), num_frames + 1
-        say_if_slow(video.source, num_frames if len(left) == len(ends) else 0)
+        decode.say_if_slow(video.source, num_frames if len(left) == len(ends) else 0)
     if before is None:
         raise no_frame(video.source)
     end = float(((before[0].pts or 0) + video.codec.ticks_of_a_frame) * video.codec.tick)
     _check_end(max(moments), end, info)
-    yield undamaged(*before, video.source), left
+    yield decode.undamaged(*before, video.source), left
 
 
 def _check_end(moment: float, end: float, info: VideoInfo) -> None:

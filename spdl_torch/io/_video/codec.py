@@ -67,19 +67,12 @@ class VideoCodec:
     @classmethod
     def of(cls, stream: Any) -> Self:
         """Return the description of an open stream."""
-        context: Any = stream.codec_context
+        names = "name width height pix_fmt reorder_depth bits_per_coded_sample codec_tag extradata"
         return cls(
-            name=context.name,
-            width=context.width,
-            height=context.height,
-            pix_fmt=context.pix_fmt,
             frame_rate=_pair(rate_of(stream)),
             time_base=_pair(stream.time_base),
             sample_aspect_ratio=_pair(stream.sample_aspect_ratio),
-            reorder_depth=context.reorder_depth,
-            bits_per_coded_sample=context.bits_per_coded_sample,
-            codec_tag=context.codec_tag,
-            extradata=context.extradata,
+            **{name: getattr(stream.codec_context, name) for name in names.split()},
         )
 
     @property

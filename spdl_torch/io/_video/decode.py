@@ -18,9 +18,9 @@ from av.error import FFmpegError
 
 from spdl_torch.errors import DecodeError
 
-from .codec import MPEG, TELL_KEYFRAMES, is_entry, is_hidden
+from .codec import MPEG, TELL_KEYFRAMES, VideoCodec, is_entry, is_hidden
 from .opening import decode_errors
-from .reading import UnsureError, goes_back
+from .reading import UnsureError, Video, goes_back
 
 if TYPE_CHECKING:
     from av.packet import Packet
@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     from av.video.frame import VideoFrame
 
     from .._options import DecodeConfig
-    from .codec import VideoCodec
     from .packets import VideoPackets
-    from .reading import Video
 
 _logger = logging.getLogger("spdl_torch.io")
 

@@ -176,11 +176,8 @@ class FilterChain:
             return [frame]
         with decode_errors(self._name):
             if not upright and self._format is not None:
-                return [
-                    self._reformatter.reformat(
-                        frame, format=self._format, threads=self._num_threads
-                    )
-                ]
+                options: Any = {"format": self._format, "threads": self._num_threads}
+                return [self._reformatter.reformat(frame, **options)]
             key = (frame.width, frame.height, frame.format.name, tuple(upright))
             before = [] if key == self._key else self.finish()  # the size changes within the video
             if self._running is None:

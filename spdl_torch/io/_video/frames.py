@@ -14,23 +14,19 @@ from torch import Tensor
 
 from spdl_torch.errors import DecodeError, UnsupportedOptionError
 
-from .._options import RGB24
-from .._storage import room_for
-from .._transfer.transfer import check_device_config, to_device
+from .._options import RGB24, DecodeConfig, DemuxConfig
+from .._storage import Storage, room_for
+from .._transfer.transfer import CUDAConfig, check_device_config, to_device
 from .decode import decode_wanted
 from .filters import FilterChain
-from .packets import ImagePackets, demux_video
+from .packets import ImagePackets, VideoPackets, demux_video
 from .reading import UnsureError, no_frame
 
 if TYPE_CHECKING:
     from av.video.frame import VideoFrame
     from numpy.typing import NDArray
 
-    from .._options import DecodeConfig, DemuxConfig
     from .._source import Source
-    from .._storage import Storage
-    from .._transfer.transfer import CUDAConfig
-    from .packets import VideoPackets
 
 _CHANNELS = {
     **dict.fromkeys(("rgb24", "bgr24"), 3),
@@ -55,31 +51,13 @@ class VideoFrames:
         """The file's name in errors."""
         self.frames = frames
         """PyAV's frames, at least one."""
-
-    @property
-    def num_frames(self) -> int:
-        """The number of frames, at least 1."""
-        return len(self.frames)
-
-    @property
-    def width(self) -> int:
-        """The width in pixels, after filtering."""
-        return self.frames[0].width
-
-    @property
-    def height(self) -> int:
-        """The height in pixels, after filtering."""
-        return self.frames[0].height
-
-    @property
-    def pix_fmt(self) -> str:
+        self.num_frames, first = len(frames), frames[0]
+        self.width, self.height = first.width, first.height
+        """The size in pixels, after filtering."""
+        self.pix_fmt = first.format.name
         """FFmpeg's name of the pixel format."""
-        return self.frames[0].format.name
-
-    @property
-    def num_planes(self) -> int:
+        self.num_planes = len(first.planes)
         """The number of planes of the pixel format."""
-        return len(self.frames[0].planes)
 
     @property
     def time_base(self) -> tuple[int, int]:
@@ -322,9 +300,8 @@ def load_video(
     if device_config is not None:
         check_device_config(device_config, "load_video")
     packets = demux_video(src, timestamp=timestamp, demux_config=demux_config, name=name)
-    batch = convert_frames(
-        decode_packets(packets, filter_desc, decode_config, num_threads=num_threads)
-    )
+    frames = decode_packets(packets, filter_desc, decode_config, num_threads=num_threads)
+    batch = convert_frames(frames)
     return batch if device_config is None else to_device(batch, device_config)
 
 
@@ -385,13 +362,10 @@ def _copy_frame(frame: VideoFrame, first: VideoFrame, out: Tensor, source: str) 
 
     Raises: DecodeError: the frame differs from the batch's ``first`` in size or format.
     """
-    if (frame.height, frame.width, frame.format.name) != (
-        *(first.height, first.width),
-        first.format.name,
-    ):
+    kind, given = (f"{each.format.name} {each.width}x{each.height}" for each in (first, frame))
+    if given != kind:
         raise DecodeError(
-            f"{source}: the frames change from {first.format.name} {first.width}x{first.height} to "
-            f"{frame.format.name} {frame.width}x{frame.height}. Scale them to one size."
+            f"{source}: the frames change from {kind} to {given}. Scale them to one size."
         )
     flat = out.view(-1)
     done = 0

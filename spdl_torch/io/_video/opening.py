@@ -25,14 +25,13 @@ from ...scopes import scope
 from .._remote import is_url
 from .._resuming import open_resuming
 from .._retry import RetryPolicy
-from .._source import read_source, source_name, stored
+from .._source import Source, read_source, source_name, stored
 
 if TYPE_CHECKING:
     from av.container import InputContainer
     from av.packet import Packet
 
     from .._options import DemuxConfig
-    from .._source import Source
 
 _FILE_ERRORS = frozenset({errno.ENOENT, errno.EACCES, errno.EISDIR, errno.ENOTDIR})
 
@@ -56,7 +55,7 @@ _SELF_CONTAINED = (
 the format from the content, whatever the file is called, and opens what playlists (hls, dash),
 lists (concat), numbered pictures (image2) and a few containers (imf, mlv, vobsub) name."""
 
-_SOUND = (
+SOUND = (
     "wav,w64,aiff,au,caf,flac,mp3,aac,ac3,eac3,dts,amr,ape,wv,tta,tak,mpc,mpc8,gsm,sbc,adx,voc,sox"
 )
 """The same, of formats that hold nothing but sound."""
@@ -146,11 +145,6 @@ class MediaFile:
         return file
 
 
-def is_sound_only(container: InputContainer) -> bool:
-    """Return whether a container is of a format that holds nothing but sound."""
-    return container.format.name in _SOUND.split(",")
-
-
 def packets_of(
     container: InputContainer, stream: AudioStream | VideoStream
 ) -> Iterator[Packet[Any]]:
@@ -211,7 +205,7 @@ class _File:
 
 
 def _open_path(path: str, config: DemuxConfig | None) -> InputContainer:
-    formats = f"{_SELF_CONTAINED},{_SOUND}"
+    formats = f"{_SELF_CONTAINED},{SOUND}"
     if config is not None and config.format is not None:
         formats = config.format  # asked for by the program, not by the file's content
     options = {"protocol_whitelist": "file", "format_whitelist": formats}

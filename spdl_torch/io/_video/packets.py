@@ -18,8 +18,8 @@ from av.packet import Packet, PacketSideData, PktSideDataT
 
 from ...locks import RLock
 from ...scopes import scope
-from .._source import read_source, source_name
-from .codec import is_entry, is_hidden, to_ticks
+from .._source import Source, read_source, source_name
+from .codec import VideoCodec, is_entry, is_hidden, to_ticks
 from .filters import upright_filters
 from .opening import MediaFile
 from .reading import UnsureError, Video, no_frame
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from av.video.stream import VideoStream
 
     from .._options import DecodeConfig, DemuxConfig
-    from .._source import Source
-    from .codec import VideoCodec
 
 MOST_UNEVEN = 1.5
 """A step from packet to packet of more than so many others is not their rounding."""
@@ -187,7 +185,14 @@ class VideoPackets:
         """
         self.source = video.source
         """The file's name in errors."""
-        self.codec = video.codec
+        self.codec = codec = video.codec
+        self.width, self.height = codec.width, codec.height
+        """The coded size in pixels, before a rotation."""
+        self.pix_fmt, self.frame_rate = codec.pix_fmt, codec.frame_rate
+        """FFmpeg's name of the coded pixel format; the average frames per second, as numerator and
+        denominator."""
+        self.time_base = codec.tick
+        """The length of one tick in seconds."""
         self.timestamp = timestamp
         """The window in seconds, or None."""
         self.is_counted = video.is_counted
@@ -197,6 +202,8 @@ class VideoPackets:
         found = video.near(spans) if self.is_fast else video.from_first(spans[-1][1])
         self.packets = found if bsf is None else filter_packets(found, video.stream, bsf)
         """PyAV's packets."""
+        self.num_packets = len(self.packets)
+        """Their number, those before the window that decoding needs included."""
         self.labels = [Label.of(packet, self.codec) for packet in self.packets]
         self._upright: list[tuple[str, str]] | None = None
         """The filters that put frames upright; None where each frame has its own rotation."""
@@ -303,36 +310,6 @@ class VideoPackets:
                     self._upright = upright_filters(frames[0])
                     break
         self._context.flush_buffers()
-
-    @property
-    def num_packets(self) -> int:
-        """The number of packets read, those before the window that decoding needs included."""
-        return len(self.packets)
-
-    @property
-    def width(self) -> int:
-        """The coded width in pixels, before a rotation."""
-        return self.codec.width
-
-    @property
-    def height(self) -> int:
-        """The coded height in pixels, before a rotation."""
-        return self.codec.height
-
-    @property
-    def pix_fmt(self) -> str | None:
-        """FFmpeg's name of the coded pixel format."""
-        return self.codec.pix_fmt
-
-    @property
-    def frame_rate(self) -> tuple[int, int]:
-        """The average frames per second, as numerator and denominator."""
-        return self.codec.frame_rate
-
-    @property
-    def time_base(self) -> Fraction:
-        """The length of one tick in seconds."""
-        return self.codec.tick
 
     def get_timestamps(self) -> list[float]:
         """Return the display time of each frame of the window, in seconds, ascending."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,10 +15,7 @@ from torch import Tensor
 from ...checks import check_whole
 from .codec import rate_of, tells_keyframes
 from .packets import MOST_UNEVEN, Label, last_duration
-from .reading import no_frame
-
-if TYPE_CHECKING:
-    from .reading import Video
+from .reading import Video, no_frame
 
 _BEYOND = 10**12
 """A time after the end of any video, in ticks, with which FFmpeg still calculates."""
