@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from .mixing.mixture import Mixture as Mixture, MixtureSampler as MixtureSampler
     from .packing.collate import pad_collate as pad_collate
     from .packing.dataset import GroupedDataset as GroupedDataset, GroupSampler as GroupSampler
-    from .packing.pack import bucket as bucket, pack as pack
-    from .packing.stream import GroupedStream as GroupedStream
+    from .packing.pack import GroupedStream as GroupedStream, bucket as bucket, pack as pack
     from .subprocesses.pipelines import (
         iterate_in_subprocess as iterate_in_subprocess,
         run_pipeline_in_subprocess as run_pipeline_in_subprocess,

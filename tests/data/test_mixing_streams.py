@@ -265,6 +265,8 @@ def test_state_of_another_mixture_is_refused():
         other.load_state_dict(state)
     with pytest.raises(ValueError, match="position must be a whole number >= 0"):
         other.load_state_dict({**state, "position": -1})
+    with pytest.raises(ValueError, match=r"sources\.a must be a dict, got 3"):
+        source.load_state_dict({**state, "sources": {"a": 3}})
     with pytest.raises(ValueError, match=r"sources\['a'\].num_items must be a whole number >= 0"):
         source.load_state_dict(
             {**state, "sources": {"a": {**state["sources"]["a"], "num_items": 0.5}}}

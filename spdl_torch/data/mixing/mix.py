@@ -10,7 +10,7 @@ from torch.utils.data import IterableDataset
 
 from ...checks import whole
 from ...loader.sampling.sampler_chain import divides_itself
-from ..sources import as_source
+from ..sources import DataSource, as_source
 from ..sources._base import seed_of
 from ..sources._stream import is_map_style
 from .mixed_source import IterableSource, MixedSource
@@ -18,8 +18,6 @@ from .mixture import Mixture
 from .plan import Shares, Stop
 
 if TYPE_CHECKING:
-    from ..sources import DataSource
-
     Weights = Mapping[str, float] | Mapping[int, Mapping[str, float]]
     """One weight for each source, or such weights for each sample number from which they hold."""
 

@@ -10,22 +10,15 @@ from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 from torch.utils.data import IterableDataset
 
 from ...errors import UnsupportedOptionError
-from ...loader.checkpoint.user_state import (
-    EndedEarly,
-    ended_early,
-    give_state,
-    keeps_state,
-    state_of,
-)
+from ...loader.checkpoint import user_state
 from ...loader.error_notes import add_thread_note
-from ...loader.state_fields import ANYTHING, NUMBER, Field, check_fields, check_version
+from ...loader.state_fields import ANYTHING, DICT, NUMBER, check_fields, check_version
 from ..sources._base import DataSource, checked_start
 from ..sources._stream import Stream
-from .plan import MixturePlan
+from .plan import MixturePlan, Shares, Stop
 
 if TYPE_CHECKING:
     from ..sources._copies import ShardCopies
-    from .plan import Shares, Stop
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -163,6 +156,7 @@ class MixedSource(DataSource[T_co]):
                 f"load_state_dict: the state is of a mixture of {sorted(sources)}, this mixture "
                 f"has {sorted(self.sources)}. Pass the sources that the state was saved with."
             )
+        check_fields(sources, dict.fromkeys(sources, DICT), (), "mixture", "sources.")
         for name, state in sources.items():
             where = f"sources[{name!r}]."
             check_fields(state, _SOURCE_FIELDS, _SOURCE_FIELDS, "mixture", where)
@@ -173,11 +167,11 @@ class MixedSource(DataSource[T_co]):
         return (running or self._new_items()).state()
 
     def _new_items(self) -> _MixedItems:
-        readers = [_Reader(*named, self._epoch) for named in self.sources.items()]
+        readers = [_Reader(*named, self.epoch) for named in self.sources.items()]
         return _MixedItems(readers, self._plan(), self._stop)
 
     def _plan(self) -> MixturePlan:
-        return MixturePlan(tuple(self.sources), self._phases, self._seed, "epoch", self._epoch)
+        return MixturePlan(tuple(self.sources), self._phases, self._seed, "epoch", self.epoch)
 
 
 class _MixedItems:
@@ -315,7 +309,7 @@ class _Reader:
         if self._keeper is None or not self.num_items:
             return {**state, "state": None}
         index, count = self._source.stride()
-        return {**state, "num_left": count - index - 1, "state": state_of(self._keeper)}
+        return {**state, "num_left": count - index - 1, "state": user_state.state_of(self._keeper)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go to a position, before anything is read. Raises: ValueError: there are fewer items."""
@@ -330,7 +324,7 @@ class _Reader:
         if self.num_items < num_items:
             where = f"sources[{self.name!r}].num_items"
             given: Any = where, self._source._items, self.num_items, num_items
-            raise EndedEarly(str(ended_early(*given)))
+            raise user_state.EndedEarly(str(user_state.ended_early(*given)))
 
     def _begin(self, num_items: int = 0, state: Mapping[str, Any] | None = None) -> Iterator[Any]:
         """Begin the pass after so many of its items, at once if the ``state`` has the source's own.
@@ -350,13 +344,13 @@ class _Reader:
     ) -> tuple[Iterator[Any], int]:
         own, num_left = (None, 0) if state is None else (state["state"], state["num_left"])
         where, dataset = f"sources[{self.name!r}].state", source.begun()
-        is_datasets = keeps_state(dataset)
+        is_datasets = user_state.keeps_state(dataset)
         if own is not None and is_datasets:
-            give_state(dataset, own, where)
+            user_state.give_state(dataset, own, where)
         items = iter(dataset)
         if own is not None and not is_datasets:
-            give_state(items, own, where)
-        self._keeper = next(filter(keeps_state, (dataset, items)), None)
+            user_state.give_state(items, own, where)
+        self._keeper = next(filter(user_state.keeps_state, (dataset, items)), None)
         index, count = source.stride()
         part = islice(items, num_left + index, None, count)
         return part, num_items if own is not None else sum(1 for _ in islice(part, num_items))
@@ -378,20 +372,8 @@ def _is_foreign(source: object) -> TypeGuard[Stream[Any]]:
 def _may_keep_state(source: object) -> bool:
     if not _is_foreign(source):
         return False
-    return isinstance(source._items, IterableDataset) or keeps_state(source._items)
+    return isinstance(source._items, IterableDataset) or user_state.keeps_state(source._items)
 
 
-_FIELDS = {
-    "version": NUMBER,
-    "position": NUMBER,
-    "sources": Field(
-        "a dict of dicts",
-        lambda value: (
-            isinstance(value, dict) and all(isinstance(each, dict) for each in value.values())
-        ),
-    ),
-}
-_SOURCE_FIELDS = {
-    **dict.fromkeys(("num_passes", "num_items", "num_left"), NUMBER),
-    "state": ANYTHING,
-}
+_FIELDS = {"version": NUMBER, "position": NUMBER, "sources": DICT}
+_SOURCE_FIELDS = {"num_passes": NUMBER, "num_items": NUMBER, "num_left": NUMBER, "state": ANYTHING}

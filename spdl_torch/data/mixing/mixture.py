@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.utils.data import Dataset
 
-from ...checks import check_whole
+from ...checks import whole
 from ...errors import UnsupportedOptionError
 from ...loader.error_notes import add_thread_note
 from ...loader.fetching.samples import takes_batches
 from ...loader.rng.streams import borrowers_in, contexts_of_part
 from ...loader.sampling.distributed_sampler import DistributedSampler
 from ..sources._base import DataSource, checked_start, seed_of
-from .plan import MAX_POSITIONS, MixturePlan, Positions
+from .plan import MAX_POSITIONS, MixturePlan, Positions, Shares, Stop
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from ...loader.rng.streams import SampleContext
     from ...loader.sampling.parts import Tail
-    from .plan import Shares, Stop
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -49,7 +48,8 @@ class Mixture(Dataset[T_co]):
     """The context of a sample's random stream, set by a loader that gives every sample its own; as
     in :class:`spdl_torch.ImageFolder`."""
 
-    _epoch = 0
+    epoch = 0
+    """The epoch of the next iteration; see :meth:`set_epoch`."""
     _deals_in_turn = True  # see deals_in_turn() of sampling.sampler_chain
 
     def __init__(
@@ -106,28 +106,18 @@ class Mixture(Dataset[T_co]):
         return f"<Mixture of {self._length} samples an epoch, {{{sources}}}>"
 
     def sampler(
-        self,
-        num_replicas: int | None = None,
-        rank: int | None = None,
-        *,
-        tail: Tail = "drop",
+        self, num_replicas: int | None = None, rank: int | None = None, *, tail: Tail = "drop"
     ) -> MixtureSampler:
         """Return a sampler of this rank's positions, for a loader's ``sampler``. Arguments as for
         :class:`spdl_torch.DistributedSampler`.
         """
         return MixtureSampler(self, num_replicas, rank, tail=tail)
 
-    @property
-    def epoch(self) -> int:
-        """The epoch of the next iteration; 0 at first."""
-        return self._epoch
-
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration, for a pipeline; running ones keep theirs.
         Positions, and so a loader, do not depend on it. Raises: ValueError: ``epoch`` < 0.
         """
-        check_whole("Mixture.set_epoch", epoch=epoch, least=0)
-        self._epoch = int(epoch)
+        self.epoch = whole("Mixture.set_epoch", "epoch", epoch, 0)
 
     def iterate(self, start: int = 0) -> Iterator[T_co]:
         """Iterate over the epoch that is set from its ``start``-th sample on, at once.
@@ -178,12 +168,8 @@ class Mixture(Dataset[T_co]):
         ``num_samples``, and in all epochs up to there.
         """
         first = self.positions_of(epoch).start
-        now, ever = (
-            ", ".join(
-                f"{name} {count}" for name, count in self.counts(first + num_samples, start).items()
-            )
-            for start in (first, 0)
-        )
+        sums = (self.counts(first + num_samples, start) for start in (first, 0))
+        now, ever = (", ".join(f"{name} {n}" for name, n in each.items()) for each in sums)
         return (f"Samples given in epoch {epoch}: {now}. In all epochs: {ever}.",)
 
     def progress_stats(self, epoch: int, num_samples: int) -> dict[str, float]:
@@ -199,7 +185,7 @@ class Mixture(Dataset[T_co]):
 
     def _as_source(self) -> MixturePart[T_co]:
         source = MixturePart(self)
-        source.set_epoch(self._epoch)
+        source.set_epoch(self.epoch)
         return source
 
     def _samples_of(self, positions: Sequence[int]) -> list[T_co]:
@@ -284,7 +270,7 @@ class MixturePart(DataSource[T_co]):
     def iterate(self, start: int = 0) -> Iterator[T_co]:
         """Iterate from the ``start``-th sample of the epoch on, without reading earlier ones."""
         start = checked_start(self, start)
-        positions = self._mixture.positions_of(self._epoch)
+        positions = self._mixture.positions_of(self.epoch)
         return map(self._mixture.__getitem__, map(positions.__getitem__, self._places[start:]))
 
 

@@ -4,6 +4,7 @@ alone which samples make which group; the dataset of the groups, and their sampl
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -17,37 +18,30 @@ from ...loader.sampling.distributed_sampler import DistributedSampler
 from ...loader.state_fields import is_whole_number
 from ..mixing.mixture import Mixture
 from .collate import Document, PackCollate
-from .rule import Piece, sizes_of, volumes_of
+from .rule import Piece, Pieces, Rule, sizes_of, volumes_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ...loader.sampling.parts import Tail
-    from .rule import Pieces, Rule
 
 _WINDOW_GROUPS = 1024  # groups that are made together: with more, they would hardly be fuller
 _LEAST_GROUPS = 64
 
 
+@dataclass(eq=False, repr=False)
 class Groups:
     """The groups of one epoch, or of one window of a stream: numbers of pieces.
 
     Memory: 4 bytes a piece (8 for 2**31 and more), and 12 a group.
     """
 
-    def __init__(
-        self,
-        rule: Rule,
-        pieces: Pieces,
-        members: NDArray[Any],
-        ends: NDArray[np.int64],
-        turns: NDArray[Any],
-    ) -> None:
-        self._rule = rule
-        self._pieces = pieces
-        self._members = members  # of one group after another
-        self._ends = ends
-        self._turns = turns
+    _rule: Rule
+    _pieces: Pieces
+    _members: NDArray[Any]
+    """Of one group after another."""
+    _ends: NDArray[np.int64]
+    _turns: NDArray[Any]
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -207,11 +201,7 @@ class GroupedDataset(Dataset[Any]):
         return {**self.__dict__, "_plan": None}
 
     def sampler(
-        self,
-        num_replicas: int | None = None,
-        rank: int | None = None,
-        *,
-        tail: Tail = "drop",
+        self, num_replicas: int | None = None, rank: int | None = None, *, tail: Tail = "drop"
     ) -> GroupSampler:
         """Return a sampler of this rank's groups, for a loader's ``sampler``. Arguments as for
         :class:`spdl_torch.DistributedSampler`; by default ``tail`` gives all ranks the same number

@@ -1,23 +1,33 @@
-"""The functions that group the samples of a dataset by a budget."""
+"""The functions that group the samples of a dataset by a budget, and the groups of a stream, from a
+bounded look-ahead."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from torch.utils.data import IterableDataset
 
 from ...checks import check_whole, whole
-from ...loader.sampling.parts import OwnRank
-from ..sources._stream import is_map_style
-from .collate import PackCollate, pad_collate
-from .dataset import GroupedDataset, GroupPlan
-from .rule import Rule
-from .stream import GroupedStream
+from ...loader.checkpoint.source_behind import source_behind
+from ...loader.checkpoint.user_state import ended_early
+from ...loader.sampling.parts import OwnRank, Shard, worker_shard
+from ...loader.state_fields import NUMBER, check_fields, check_version
+from ..dataset import PipelineDataset
+from ..sources._stream import as_source, is_map_style
+from .collate import Document, PackCollate, pad_collate
+from .dataset import GroupedDataset, GroupPlan, Groups
+from .rule import Oversize, Rule, as_sizes
 
 if TYPE_CHECKING:
-    from .rule import Oversize, Size, SizeOf
+    from .rule import Size, SizeOf
 
 _LOOK_AHEAD = 4096
+_VERSION = 1  # of a stream's state
 
 
 def pack(
@@ -127,3 +137,172 @@ def _refuse(who: str, dataset: Any, **given: Any) -> None:
                 f"is planned from its sizes, and sampler() takes the ranks. Leave {name} out, got "
                 f"{value!r}."
             )
+
+
+class _Restart(NamedTuple):
+    """Where to read a stream again, and the groups to leave out then."""
+
+    num_items: int = 0
+    """The items before the window that is read first."""
+    first_group: int = 0
+    """The number of that window's first group."""
+    next_group: int = 0
+    """The number of the first group that has not been handed out."""
+
+
+class GroupedStream(IterableDataset[Any]):
+    """A stream whose items come in groups, made by :func:`spdl_torch.data.pack` or
+    :func:`spdl_torch.data.bucket`.
+
+    ``look_ahead`` items are read, grouped and handed out, then the next ones. Every rank and worker
+    reads the whole stream, makes the same groups, and takes its turn at them: groups depend neither
+    on ranks nor on workers, and all ranks get equally many.
+    """
+
+    def __init__(
+        self,
+        items: Any,
+        rule: Rule,
+        size_of: Callable[[Any], Size],
+        look_ahead: int,
+        own_rank: OwnRank,
+    ) -> None:
+        # Every rank's own part would be divided once more.
+        if isinstance(items, PipelineDataset) and items._own_rank.num_replicas != 1:
+            raise TypeError(
+                "pack: every rank has to read the whole stream, but "
+                f"{type(items).__name__} gives each its own part. Pass the source; or "
+                "PipelineDataset(..., num_replicas=1, rank=0)."
+            )
+        self.dataset = items
+        """The stream, which every rank reads whole."""
+        self._source = as_source(items)
+        self.collate_fn = rule.collate_fn
+        """The function that makes a batch of a group's items."""
+        self._rule = rule
+        self._size_of = size_of
+        self._look_ahead = look_ahead
+        self._own_rank = own_rank
+        self._epoch = 0
+        # Size and room of the groups so far, by thread: none overwrites what another has counted.
+        self._filled: dict[int, tuple[int, int]] = {}
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the source, and of the groups' order, for later iterations."""
+        self._source.set_epoch(epoch)
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over this rank's and worker's groups, from the beginning."""
+        return _GroupedItems(self, self._own_rank.shard(), worker_shard(), self._epoch)
+
+    def windows(self, num_items: int) -> Iterator[list[Any]]:
+        """Yield the items from number ``num_items`` on, ``look_ahead`` at a time."""
+        items = iter(source_behind(self._source, num_items))
+        while window := list(islice(items, self._look_ahead)):
+            yield window
+
+    def groups_of(self, window: list[Any], first: int, epoch: int) -> list[list[Any]]:
+        """Return the groups of a window that begins with item number ``first``."""
+        rule = self._rule
+        sizes = as_sizes([self._size_of(item) for item in window], rule.who)
+        pieces = rule.pieces_of(sizes.astype(np.int64, copy=False), "item", first)
+        generator = rule.generator("stream", epoch, first)
+        order = rule.order(len(pieces.sizes), generator)
+        places, ends = rule.grouped(pieces.sizes[order])
+        turns = rule.order(len(ends), generator)
+        groups = Groups(rule, pieces, order[places], np.array(ends), turns)
+        self._count(groups)
+        members: list[Any] = window
+        if isinstance(self.collate_fn, PackCollate):
+            members = [
+                Document(window[piece.sample - first], piece, "item")
+                for piece in map(pieces.piece, range(len(pieces.sizes)))
+            ]
+        return [[members[number] for number in groups[turn]] for turn in range(len(groups))]
+
+    def loading_remarks(self) -> tuple[str, ...]:
+        """Return the remark for a loader's report on the waste so far. Worker processes make groups
+        of their own, which this process does not see.
+        """
+        size, room = self.loading_counts().values()
+        if not room:
+            return ()
+        return (f"{1 - size / room:.2%} of the groups' room so far is {self._rule.waste}.",)
+
+    def loading_counts(self) -> dict[str, int]:
+        """Return size and room of the groups that this process has made."""
+        filled = list(self._filled.values())
+        size, room = sum(size for size, _ in filled), sum(room for _, room in filled)
+        return {"packing/size": size, "packing/room": room}
+
+    def _count(self, groups: Groups) -> None:
+        thread = threading.get_ident()
+        size, room = self._filled.get(thread, (0, 0))
+        self._filled[thread] = size + groups.size, room + groups.room
+
+
+class _GroupedItems:
+    """The iterator over one worker's groups, which keeps its position."""
+
+    def __init__(self, stream: GroupedStream, ranks: Shard, workers: Shard, epoch: int) -> None:
+        self._stream = stream
+        self._ranks, self._workers = ranks, workers
+        self._epoch = epoch
+        self._restart = _Restart()
+        self._groups: Iterator[list[Any]] | None = None
+
+    def __iter__(self) -> _GroupedItems:
+        return self
+
+    def __next__(self) -> Any:
+        if self._groups is None:
+            self._groups = self._dealt(self._restart)
+        return self._stream.collate_fn(next(self._groups))
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the position."""
+        state = {"version": _VERSION, "epoch": self._epoch, "num_ranks": self._ranks.count}
+        return {**state, **self._restart._asdict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go to the position of a state, before the first group. Raises: ValueError."""
+        check_version(state_dict, _VERSION, "the stream's iterator")
+        check_fields(state_dict, _FIELDS, _FIELDS, "grouped stream")
+        if state_dict["num_ranks"] != self._ranks.count and self._workers.count > 1:
+            raise ValueError(
+                f"load_state_dict: the state of the grouped stream is of {state_dict['num_ranks']} "
+                f"ranks, this run has {self._ranks.count}, and each of a rank's workers is at a "
+                "group of its own. Resume with as many ranks, or with at most one worker."
+            )
+        self._epoch = state_dict["epoch"]
+        self._stream.set_epoch(self._epoch)
+        self._restart = _Restart(*(state_dict[name] for name in _Restart._fields))
+
+    def _dealt(self, begun: _Restart) -> Iterator[list[Any]]:
+        """Yield this worker's group of each round, once the round is known to be whole: the ranks
+        take turns at the groups, and a rank's workers at its groups.
+        """
+        num_items, number = begun.num_items, begun.first_group
+        # Rounds continue where the last one ended, perhaps in a run with another number of ranks.
+        before = begun.next_group % self._ranks.count
+        own: list[Any] = []
+        for window in self._stream.windows(num_items):
+            first_group = number
+            for group in self._stream.groups_of(window, num_items, self._epoch):
+                turn, place = divmod(number - before, self._ranks.count)
+                is_own = turn % self._workers.count == self._workers.index
+                if is_own and place == self._ranks.index:
+                    own = group
+                number += 1
+                if place + 1 < self._ranks.count or not is_own or number <= begun.next_group:
+                    continue
+                # The next group of this worker is in this window, or after it.
+                self._restart = _Restart(num_items, first_group, number)
+                yield own
+            num_items += len(window)
+        if number < begun.next_group:
+            raise ended_early("next_group", self._stream, number, begun.next_group)
+
+
+_FIELDS = dict.fromkeys(("version", "epoch", "num_ranks", *_Restart._fields), NUMBER)

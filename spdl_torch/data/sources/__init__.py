@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from spdl_torch.lazy_names import hand_on
 
 if TYPE_CHECKING:
-    from ._base import DataSource as DataSource
+    from ._base import DataSource as DataSource, ListSource as ListSource
     from ._files import FileList as FileList, Files as Files
-    from ._list import ListSource as ListSource
     from ._parquet import Parquet as Parquet
     from ._shard import read_samples as read_samples
     from ._stream import as_source as as_source

@@ -6,9 +6,10 @@ import contextlib
 import logging
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from time import perf_counter_ns, time_ns
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from spdl_torch.io._cache.folders import NO_ROOM, is_at, locked, open_in, open_own_folder
 from spdl_torch.scopes import scope
@@ -22,19 +23,10 @@ _PIECE_BYTES = 1 << 20
 _VISIBLE_SECONDS = 0.1
 
 
-class _Counts(NamedTuple):
-    """What one thread has counted."""
-
-    found: int = 0
-    """How often a shard was there that was to be read."""
-    awaited: int = 0
-    """How often it was not."""
-    bytes: int = 0
-    """The bytes downloaded, also ahead."""
-    wait_ms: int = 0
-    """The time until those were there."""
-    removed: int = 0
-    """How many made room for others."""
+_COUNTED = ("found", "awaited", "bytes", "wait_ms", "removed")
+"""What is counted: the shards that were there when they were to be read, and those that were not;
+the bytes downloaded, also ahead, and the time until those were there; the copies that made room for
+others."""
 
 
 class ShardCopies:
@@ -49,7 +41,7 @@ class ShardCopies:
         self.folder = folder
         self._max_bytes = max_bytes
         self._is_full = False
-        self._counts: dict[int, _Counts] = {}  # by thread: without a lock, for forks
+        self._counts: dict[int, Counter[str]] = {}  # by thread: without a lock, for forks
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.folder, self._max_bytes)
@@ -86,9 +78,10 @@ class ShardCopies:
                     os.utime(file, ns=(now := time_ns(), now))  # two may be of one tick otherwise
                     if may_stop is None:
                         took_ms = (perf_counter_ns() - began_ns) // 1_000_000
-                        self._count(
-                            _Counts(found=1) if was_there else _Counts(awaited=1, wait_ms=took_ms)
-                        )
+                        if was_there:
+                            self._count(found=1)
+                        else:
+                            self._count(awaited=1, wait_ms=took_ms)
                     return open(os.dup(file), "rb", BUFFER_BYTES)
                 was_there = False
                 if self._is_full:
@@ -106,8 +99,8 @@ class ShardCopies:
 
     def counts(self) -> dict[str, int]:
         """Return what this process has counted, by the names of a loader's ``data``."""
-        sums = map(sum, zip(_Counts(), *self._counts.values(), strict=True))
-        return {f"shards/{name}": count for name, count in zip(_Counts._fields, sums, strict=True)}
+        counts = [*self._counts.values()]
+        return {f"shards/{name}": sum(each[name] for each in counts) for name in _COUNTED}
 
     def remarks(self) -> tuple[str, ...]:
         """Return the line for a report: what was there, what was awaited, and for how long."""
@@ -121,10 +114,10 @@ class ShardCopies:
             f"{waited if wait_ms >= _VISIBLE_SECONDS * 1000 else ''}.",
         )
 
-    def _count(self, new: _Counts) -> None:
+    def _count(self, **new: int) -> None:
         thread = threading.get_ident()
-        pairs = zip(self._counts.get(thread, _Counts()), new, strict=True)
-        self._counts[thread] = _Counts(*map(sum, pairs))
+        # Not changed in place, where another thread may read it.
+        self._counts[thread] = self._counts.get(thread, Counter()) + Counter(new)
 
     def _download(
         self,
@@ -153,7 +146,7 @@ class ShardCopies:
             except BaseException:
                 os.ftruncate(part, 0)  # nobody else has it: it has not got the name yet
                 raise
-            self._count(_Counts(bytes=size))
+            self._count(bytes=size)
 
     @scope
     def _room(self, folder: int, size: int) -> Iterator[None]:
@@ -168,7 +161,7 @@ class ShardCopies:
                     break
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(name, dir_fd=folder)
-                    self._count(_Counts(removed=1))
+                    self._count(removed=1)
                 copies[name] = 0
             yield
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from spdl_torch.io._remote import Reader, glob_url, is_url
 from spdl_torch.io._retry import RETRIES
 
-from ._base import names_in
-from ._list import ListSource
+from ._base import ListSource, names_in
 from ._shard import KeptFile, shard_files
 
 if TYPE_CHECKING:

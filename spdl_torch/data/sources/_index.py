@@ -23,16 +23,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from operator import add
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, TypeVar
+from typing import Any, BinaryIO, TypeAlias, TypeVar
 
 from spdl_torch.errors import DecodeError
 from spdl_torch.io._remote import Reader, is_url
 from spdl_torch.io._tar import TarReader
 
-from ._shard import grouped_samples, key_and_field
-
-if TYPE_CHECKING:
-    from ._shard import ShardFiles
+from ._shard import ShardFiles, grouped_samples, key_and_field
 
 T = TypeVar("T")
 

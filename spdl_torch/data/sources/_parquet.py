@@ -27,7 +27,7 @@ from ._arrow import KeptTables, Rows, columns_of, rows_of, shuffled, sized, with
 from ._base import checked_start, random_of, seed_of
 from ._files import find_files, nothing_found
 from ._index import pieces, read_each
-from ._shard import ShardSource
+from ._shard import ShardFiles, ShardSource
 
 if TYPE_CHECKING:
     import random
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from spdl_torch.io._resuming import Version
 
-    from ._shard import ShardFiles
     from ._stream import Mix
 
 _Stamp: TypeAlias = "tuple[int, Version | None]"
@@ -107,7 +106,8 @@ class Parquet(ShardSource):
         super().__init__(files, retries, storage_options, cache, max_bytes, ahead)
         self._batch_size = None if batch_size is None else int(batch_size)
         self._footers = self._read_footers()
-        self._columns = self._common_columns(columns)
+        self.columns = self._common_columns(columns)
+        """The names of the columns that are read."""
         # The number of each row group's first row, and that of all rows.
         self._first_rows = array("q", [0])
         self._places: list[tuple[int, int]] = []  # of each row group: its file, and there
@@ -121,7 +121,7 @@ class Parquet(ShardSource):
         self._kept = KeptTables()
 
     def __repr__(self) -> str:
-        what = f"{counted(len(self._urls), 'file')}, columns {', '.join(self._columns)}"
+        what = f"{counted(len(self.urls), 'file')}, columns {', '.join(self.columns)}"
         if self._batch_size is not None:
             what += f", batches of {self._batch_size}"
         return f"<Parquet of {what}{self._shown_parts()}>"
@@ -155,11 +155,6 @@ class Parquet(ShardSource):
             return Rows(self._taken(places + first))
         starts = (places * size + first).tolist()
         return [columns_of(self._taken(np.arange(at, min(at + size, end)))) for at in starts]
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The names of the columns that are read."""
-        return self._columns
 
     def iterate(self, start: int = 0) -> Iterator[dict[str, Any]]:
         """Iterate from the ``start``-th item on; row groups before it are not read."""
@@ -195,11 +190,11 @@ class Parquet(ShardSource):
         """Yield the rows of a part in the order of the epoch: window after window is shuffled, so
         that none before that of ``start`` has to be read."""
         place = [number for part in self._parts for number in part]
-        order = self._shuffled_groups(random_of("groups", mix.seed, self._epoch))
+        order = self._shuffled_groups(random_of("groups", mix.seed, self.epoch))
         window, skipped = divmod(start, mix.buffer_size)
         tables = sized(self._read(order, first + window * mix.buffer_size, end), mix.buffer_size)
         for number, table in enumerate(tables, window):
-            seed = seed_of("window", mix.seed, self._epoch, number, *place)
+            seed = seed_of("window", mix.seed, self.epoch, number, *place)
             yield from shuffled(table, seed)[skipped:].to_batches()
             skipped = 0
 
@@ -218,7 +213,7 @@ class Parquet(ShardSource):
             (file, [*run])
             for file, run in groupby(found, key=lambda piece: self._places[piece[0]][0])
         ]
-        urls = self._files.each([self._urls[file] for file, _ in runs])
+        urls = self._files.each([self.urls[file] for file, _ in runs])
         for (file, run), _ in zip(runs, urls, strict=True):
             with self._opened(file) as opened:
                 for number, low, high in run:
@@ -230,18 +225,18 @@ class Parquet(ShardSource):
         row, rows_at_once = 0, self._rows_at_once(place[0])
         with self._damage_in(*place):
             batches = opened.iter_batches(
-                rows_at_once, [place[1]], list(self._columns), use_threads=False
+                rows_at_once, [place[1]], list(self.columns), use_threads=False
             )
         while row < high:
             with self._damage_in(*place):
                 batch = next(batches, None)
             if batch is None:
                 raise DecodeError(
-                    f"{self._urls[place[0]]}: row group {place[1]} ends after {row} rows, and the "
+                    f"{self.urls[place[0]]}: row group {place[1]} ends after {row} rows, and the "
                     "footer says that it has more."
                 )
             if row + len(batch) > low:
-                yield batch.select(self._columns)[max(low - row, 0) : high - row]
+                yield batch.select(self.columns)[max(low - row, 0) : high - row]
             row += len(batch)
 
     def _taken(self, rows: np.ndarray[Any, Any]) -> pa.Table:
@@ -252,9 +247,8 @@ class Parquet(ShardSource):
         tables, places = [], []
         for group in np.unique(groups).tolist():
             (here,) = np.nonzero(groups == group)
-            tables.append(
-                self._kept.get(group, self._table).take(rows[here] - self._first_rows[group])
-            )
+            kept = self._kept.get(group, self._table)
+            tables.append(kept.take(rows[here] - self._first_rows[group]))
             places.append(here)
         if len(tables) == 1:
             return tables[0]
@@ -264,13 +258,13 @@ class Parquet(ShardSource):
         """Read a whole row group."""
         file, group = self._places[number]
         with self._opened(file) as opened, self._damage_in(file, group):
-            table = opened.read_row_group(group, list(self._columns), use_threads=False)
-            return without_views(table.select(self._columns))
+            table = opened.read_row_group(group, list(self.columns), use_threads=False)
+            return without_views(table.select(self.columns))
 
     @scope
     def _opened(self, file: int) -> Iterator[pq.ParquetFile]:
         """Open a file, for one thread. Raises: SourceChangedError: it is not that of the footer."""
-        name, (footer, stamp) = self._urls[file], self._footers[file]
+        name, (footer, stamp) = self.urls[file], self._footers[file]
         with self._open(name, self._files, footer) as (opened, now):
             if not all(here in (None, then) for here, then in zip(now, stamp, strict=True)):
                 raise SourceChangedError(
@@ -305,7 +299,7 @@ class Parquet(ShardSource):
             yield stack.enter_context(opened), stamp
 
     def _damage_in(self, file: int, group: int) -> AbstractContextManager[None]:
-        return _damage_of(f"{self._files.named(self._urls[file])}: row group {group}")
+        return _damage_of(f"{self._files.named(self.urls[file])}: row group {group}")
 
     def _rows_at_once(self, file: int) -> int:
         """Return how many rows are decoded at once, by the size that the file's footer says."""
@@ -335,7 +329,7 @@ class Parquet(ShardSource):
             self._files.versions[name] = stamp[1] or {"size": f"{stamp[0]}"}
             return footer, stamp
 
-        return read_each(footer_of, self._urls)
+        return read_each(footer_of, self.urls)
 
     def _common_columns(self, wanted: Sequence[str] | None) -> tuple[str, ...]:
         """Return the names of the columns. Raises: ValueError: a file does not have them, or with
@@ -345,9 +339,9 @@ class Parquet(ShardSource):
         if not names or len({*names}) < len(names):
             raise ValueError(
                 f"Parquet: columns must be names that differ, at least one, got {list(names)} "
-                f"of {self._urls[0]}."
+                f"of {self.urls[0]}."
             )
-        for file, (footer, _) in zip(self._urls, self._footers, strict=True):
+        for file, (footer, _) in zip(self.urls, self._footers, strict=True):
             schema = footer.schema.to_arrow_schema()
             for name in names:
                 if name not in schema.names:
@@ -359,7 +353,7 @@ class Parquet(ShardSource):
                 if here != there:
                     raise ValueError(
                         f"Parquet: column {name!r} is {here} in {file}, and {there} in "
-                        f"{self._urls[0]}. Write them with one type, or leave the column out."
+                        f"{self.urls[0]}. Write them with one type, or leave the column out."
                     )
         return names
 

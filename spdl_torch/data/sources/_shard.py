@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, BinaryIO, Self
+from typing import Any, BinaryIO, Self
 
 from spdl_torch.checks import check_bytes, whole
 from spdl_torch.errors import DecodeError
 from spdl_torch.io._cache.folders import HAS_LOCKS, file_stamp, hash_of
 from spdl_torch.io._remote import is_url, read_url_range
-from spdl_torch.io._resuming import open_resuming, version_of
+from spdl_torch.io._resuming import Version, open_resuming, version_of
 from spdl_torch.io._retry import RETRIES, RetryPolicy
 from spdl_torch.io._tar import DEFAULT_MAX_BYTES, MissingEndError, TarReader
 from spdl_torch.loader.error_notes import is_of_handler
@@ -27,9 +27,6 @@ from ...engine.threads import ThreadGroup
 from ._base import names_in
 from ._copies import BUFFER_BYTES, ShardCopies
 from ._stream import StreamSource
-
-if TYPE_CHECKING:
-    from spdl_torch.io._resuming import Version
 
 _logger = logging.getLogger("spdl_torch.data")
 
@@ -215,19 +212,15 @@ class ShardSource(StreamSource[dict[str, Any]]):
         who = type(self).__name__
         self.storage_options = dict(storage_options or {})
         """As given."""
-        self._urls = tuple(url for name in names_in(who, names) for url in self._found(name))
-        if not self._urls:
+        self.urls = tuple(url for name in names_in(who, names) for url in self._found(name))
+        """The names of all in the order given, regardless of parts and shuffling."""
+        if not self.urls:
             raise ValueError(f"{who}: expected at least one {self._WHAT}, got none.")
         self._files = shard_files(who, retries, self.storage_options, cache, max_bytes, ahead)
 
     @abstractmethod
     def _found(self, pattern: str) -> list[str]:
         """Return the names that one that was given means."""
-
-    @property
-    def urls(self) -> tuple[str, ...]:
-        """The names of all in the order given, regardless of parts and shuffling."""
-        return self._urls
 
     def _counters(self) -> Iterable[ShardCopies]:
         return filter(None, [self._files.copies])
@@ -247,9 +240,7 @@ def read_samples(
     layout and errors are those of :class:`TarShards`.
     """
     files = ShardFiles(RetryPolicy(retries), storage_options or {})
-    for sample in numbered_samples(os.fspath(url), None, files, max_sample_bytes):
-        assert sample is not None, "every sample was wanted"
-        yield sample
+    yield from filter(None, numbered_samples(os.fspath(url), None, files, max_sample_bytes))
 
 
 def numbered_samples(

@@ -8,8 +8,7 @@ from itertools import islice
 from typing import Any, Generic, Self, TypeVar, cast
 
 from ...checks import check_whole
-from ._base import DataSource, checked_seed, checked_start, random_of
-from ._list import ListSource
+from ._base import DataSource, ListSource, checked_seed, checked_start, random_of
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -111,7 +110,7 @@ class Stream(StreamSource[T_co], Generic[T_co]):
         if self._mix is None:
             return islice(opened, index + start * count, None, count)
         part = islice(opened, index, None, count)
-        return islice(self._mix.drawn(part, self._epoch, index, count), start, None)
+        return islice(self._mix.drawn(part, self.epoch, index, count), start, None)
 
     def stride(self) -> tuple[int, int]:
         """Return ``(index, count)``: this part is every ``count``-th item from ``index`` on."""
@@ -126,11 +125,9 @@ class Stream(StreamSource[T_co], Generic[T_co]):
         items: Any = self._items
         set_epoch = getattr(items, "set_epoch", None)  # a sampler's
         if callable(set_epoch):
-            set_epoch(self._epoch)
-        begun: Iterable[T_co] = items
-        if callable(items) and not hasattr(items, "__iter__"):
-            begun = items()
-        return begun
+            set_epoch(self.epoch)
+        is_function = callable(items) and not hasattr(items, "__iter__")
+        return cast("Iterable[T_co]", items() if is_function else items)
 
 
 class SizedStream(Stream[T_co]):

@@ -101,12 +101,12 @@ class TarShards(ShardSource):
         self._on_error = on_error
         self._max_sample_bytes = max_sample_bytes
         self._indexed: IndexedSamples | None = None
-        if index or (index is None and all(map(_has_index, self._urls))):
-            self._indexed = IndexedSamples(self._urls, self._files, self._max_sample_bytes)
+        if index or (index is None and all(map(_has_index, self.urls))):
+            self._indexed = IndexedSamples(self.urls, self._files, self._max_sample_bytes)
         self._has_all_it_counts = self._indexed is None or on_error == "raise"
 
     def __repr__(self) -> str:
-        return f"<TarShards of {counted(len(self._urls), 'shard')}{self._shown_parts()}>"
+        return f"<TarShards of {counted(len(self.urls), 'shard')}{self._shown_parts()}>"
 
     def __len__(self) -> int:
         """Return the number of samples in this part. Raises: TypeError: there is no index."""
@@ -165,7 +165,7 @@ class TarShards(ShardSource):
 
     def _drawn(self, mix: Mix, items: Iterator[T]) -> Iterator[T]:
         place = [number for part in self._parts for number in part]
-        return mix.drawn(items, self._epoch, *place)
+        return mix.drawn(items, self.epoch, *place)
 
     def _mixed_by_number(
         self, mix: Mix, indexed: IndexedSamples, start: int
@@ -192,13 +192,13 @@ class TarShards(ShardSource):
         """Iterate over the samples of this part, shard by shard."""
         if self._indexed is not None:
             return self._indexed_samples(self._indexed, start)
-        urls = [self._urls[shard] for shard in self._order_of_shards()]
+        urls = [self.urls[shard] for shard in self._order_of_shards()]
         return self._samples(*self._part([*enumerate(urls)]), start)
 
     def _order_of_shards(self) -> list[int]:
-        shards = [*range(len(self._urls))]
+        shards = [*range(len(self.urls))]
         if self._mix is not None:
-            random_of("shards", self._mix.seed, self._epoch).shuffle(shards)
+            random_of("shards", self._mix.seed, self.epoch).shuffle(shards)
         return shards
 
     def _ranges(
@@ -209,7 +209,7 @@ class TarShards(ShardSource):
         begins, order = indexed.first_samples, self._order_of_shards()
         found = [*pieces(begins, order, first + start, end)]
         ranges = [(begins[shard] + low, begins[shard] + high) for shard, low, high in found]
-        return [self._urls[shard] for shard, _, _ in found], ranges
+        return [self.urls[shard] for shard, _, _ in found], ranges
 
     def _indexed_samples(self, indexed: IndexedSamples, start: int) -> Iterator[dict[str, Any]]:
         urls, ranges = self._ranges(indexed, start)
