@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -83,23 +85,17 @@ def cached(
     return CachedDataset(dataset, store, transform, stamp_of or partial(_same, hash_of(identity)))
 
 
+@dataclass(eq=False, repr=False)
 class CachedDataset(Dataset[T_co]):
     """A map-style dataset whose samples are cached, made by :func:`cached`."""
 
-    def __init__(
-        self,
-        dataset: Any,
-        store: Store,
-        transform: Callable[[Any], Any] | None,
-        stamp_of: Callable[[int], int],
-    ) -> None:
-        self.dataset = dataset
-        """The dataset whose samples are cached."""
-        self.transform = transform
-        """The function that is applied to each sample as it is handed out."""
-        self._store = store
-        self._stamp_of = stamp_of
-        self._num_compared = {"made": 0, "found": 0}
+    dataset: Any
+    """The dataset whose samples are cached."""
+    _store: Store
+    transform: Callable[[Any], Any] | None
+    """The function that is applied to each sample as it is handed out."""
+    _stamp_of: Callable[[int], int]
+    _num_compared: Counter[str] = field(init=False, default_factory=Counter)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -208,8 +204,9 @@ def _sample_stamps(dataset: Any, identity: str, *, is_checked: bool) -> Callable
     if type(dataset) is Subset:
         inner = _sample_stamps(dataset.dataset, identity, is_checked=is_checked)
         return None if inner is None else partial(_stamp_in_subset, inner, dataset.indices)
-    samples = getattr(dataset, "samples", None)
-    if not isinstance(samples, list) or not samples or not _is_path_first(samples[0]):
+    samples: Any = getattr(dataset, "samples", None)
+    first = samples[0] if isinstance(samples, list) and samples else None
+    if not (isinstance(first, tuple) and len(first) == 2 and isinstance(first[0], str)):
         return None
     if is_checked or len(samples) == len(dataset):
         return partial(_stamp_of_file, samples, identity, is_checked)
@@ -265,7 +262,3 @@ def _without_addresses(value: Any) -> str:
 def _whole(path: str) -> str:
     """Return a path as it is from any folder; a URL as it is."""
     return path if is_url(path) else os.path.abspath(path)
-
-
-def _is_path_first(sample: Any) -> bool:
-    return isinstance(sample, tuple) and len(sample) == 2 and isinstance(sample[0], str)

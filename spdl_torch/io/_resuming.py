@@ -12,15 +12,12 @@ import os
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, TypeVar, cast
+from typing import Any, BinaryIO, TypeAlias, TypeVar, cast
 
 from spdl_torch.errors import SourceChangedError
 
 from ._remote import file_system, is_url, kept_copy
-from ._retry import status_of
-
-if TYPE_CHECKING:
-    from ._retry import RetryPolicy
+from ._retry import RetryPolicy, status_of
 
 T = TypeVar("T")
 
@@ -110,14 +107,10 @@ class _Resuming(io.RawIOBase):
         self._num_read = 0
         self._begun = False
         self._is_bound = bool(version)
-        self._version = version or {}
+        self.version = version or {}
+        """What is known of the version that was opened first."""
         self._opened: Opened | None = None
         self._can_seek: bool = self._repeated(self._current).seekable
-
-    @property
-    def version(self) -> Version:
-        """What is known of the version that was opened first."""
-        return self._version
 
     def readable(self) -> bool:
         return True
@@ -169,12 +162,12 @@ class _Resuming(io.RawIOBase):
             if self._num_read or self._is_bound:
                 self._check(self._opened.version)
             else:
-                self._version = self._opened.version
+                self.version = self._opened.version
         return self._opened
 
     def _check(self, version: Version) -> None:
         """Raise if this does not continue what was read: two versions must never be mixed."""
-        for field, value in self._version.items():
+        for field, value in self.version.items():
             if field in version and version[field] != value:
                 raise self._changed(f"{field} was {value} and is {version[field]}")
 
@@ -212,11 +205,7 @@ def open_local(name: str, offset: int, again: bool) -> Opened:
 
 
 def open_blocks(
-    system: Any,
-    path: str,
-    offset: int,
-    remote: bool,
-    storage_options: Mapping[str, Any] | None,
+    system: Any, path: str, offset: int, remote: bool, storage_options: Mapping[str, Any] | None
 ) -> Opened:
     """Open a file that asks for blocks as they are needed, as fsspec does for object stores."""
     sizes = {"block_size", "default_block_size", "blocksize"}.intersection(storage_options or {})

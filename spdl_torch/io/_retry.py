@@ -9,6 +9,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..engine.failures import attach_note, notes_of
@@ -22,6 +23,7 @@ _logger = logging.getLogger("spdl_torch.io")
 # Of the system: no seed of the user's changes the waits, and forked processes do not wait alike.
 _jitter = random.SystemRandom()
 
+_FAILED = "reading %r failed (attempt %d of %d, next in %.2f s; %d retries so far): %s: %s"
 _WARNING_INTERVAL_SECONDS = 60.0
 _MOST_SECONDS = 300.0
 """That attempts may take in all, beside the waits: file systems repeat what fails, too."""
@@ -109,36 +111,29 @@ RETRIES, BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 9, 0.1, 5.0
 go on. A store that slows its clients down often does so for seconds."""
 
 
+@dataclass(eq=False)
 class RetryPolicy:
     """Limits, delays and counts retries. Any number of threads may use it."""
 
-    def __init__(
-        self,
-        retries: int = RETRIES,
-        backoff_seconds: float = BACKOFF_SECONDS,
-        max_backoff_seconds: float = MAX_BACKOFF_SECONDS,
-    ) -> None:
-        if retries < 0:
-            raise ValueError(f"retries must be >= 0, got {retries}. 0 means a single attempt.")
-        if backoff_seconds < 0 or max_backoff_seconds < 0:
+    retries: int = RETRIES
+    backoff_seconds: float = BACKOFF_SECONDS
+    max_backoff_seconds: float = MAX_BACKOFF_SECONDS
+
+    def __post_init__(self) -> None:
+        if self.retries < 0:
+            raise ValueError(f"retries must be >= 0, got {self.retries}. 0 means a single attempt.")
+        if self.backoff_seconds < 0 or self.max_backoff_seconds < 0:
             raise ValueError(
                 "backoff_seconds and max_backoff_seconds must be >= 0, "
-                f"got {backoff_seconds} and {max_backoff_seconds}."
+                f"got {self.backoff_seconds} and {self.max_backoff_seconds}."
             )
-        self.retries = retries
-        self.backoff_seconds = backoff_seconds
-        self.max_backoff_seconds = max_backoff_seconds
         self._lock = RLock()
-        self._num_retries = 0
+        self.num_retries = 0
+        """The number of retries granted in this process."""
         self._warned: float | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.retries, self.backoff_seconds, self.max_backoff_seconds)
-
-    @property
-    def num_retries(self) -> int:
-        """The number of retries granted in this process."""
-        return self._num_retries
 
     def repeat(
         self, read: Callable[[], T], name: str, failed: Callable[[Exception], object] | None = None
@@ -180,19 +175,10 @@ class RetryPolicy:
     def _count(self, error: Exception, name: str, num_failed: int, seconds: float) -> None:
         now = time.monotonic()
         with self._lock:
-            self._num_retries += 1
-            total = self._num_retries
+            self.num_retries += 1
+            total = self.num_retries
             loud = self._warned is None or now - self._warned >= _WARNING_INTERVAL_SECONDS
             if loud:
                 self._warned = now
-        _logger.log(
-            logging.WARNING if loud else logging.DEBUG,
-            "reading %r failed (attempt %d of %d, next in %.2f s; %d retries so far): %s: %s",
-            name,
-            num_failed,
-            self.retries + 1,
-            seconds,
-            total,
-            type(error).__name__,
-            error,
-        )
+        told = name, num_failed, self.retries + 1, seconds, total, type(error).__name__, error
+        _logger.log(logging.WARNING if loud else logging.DEBUG, _FAILED, *told)

@@ -43,12 +43,9 @@ class CPUStorage:
                 "cpu_storage: pinned memory needs CUDA, and torch finds none here. Pass "
                 "pin_memory=False."
             )
-        self._memory = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pin_memory)
-
-    @property
-    def size(self) -> int:
+        self.size = int(size)
         """The size in bytes."""
-        return self._memory.numel()
+        self._memory = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pin_memory)
 
     def tensor(self, shape: tuple[int, ...]) -> Tensor:
         """Return the beginning of the memory as a tensor: uint8, shape ``shape``, contiguous.

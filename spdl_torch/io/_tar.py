@@ -71,6 +71,8 @@ class TarReader:
         self._name = name
         self._max_bytes = max_member_bytes
         self._file, self._packed, self._seekable = _unpacked(file, name)
+        self.is_compressed = self._packed is not None
+        """Whether offsets in the tar differ from those in the file."""
         self.offset = start
         """The byte, of the decompressed tar, that is read next: after ``advance`` the first one of
         the file's content."""
@@ -78,11 +80,6 @@ class TarReader:
         self._member = ""
         self._last_good: str | None = None
         self._defaults: dict[str, str] = {}  # for all members (pax global headers)
-
-    @property
-    def is_compressed(self) -> bool:
-        """Whether offsets in the tar differ from those in the file."""
-        return self._packed is not None
 
     @property
     def has_shared_headers(self) -> bool:
@@ -159,9 +156,8 @@ class TarReader:
     def _skip(self) -> None:
         """Pass what is left of a file, and what fills its last block."""
         if self._size:
-            if (
-                self._seekable
-            ):  # all but the last byte: only reading that one shows that it is there
+            # All but the last byte: only reading that one shows that it is there.
+            if self._seekable:
                 self._file.seek(self._size - 1, io.SEEK_CUR)
                 self.offset += self._size - 1
                 self._size = 1

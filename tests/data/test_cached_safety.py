@@ -170,7 +170,7 @@ def test_files_are_those_of_the_folder_that_was_checked(tmp_path, monkeypatch):
         planted.rename(own)
         return folder
 
-    monkeypatch.setattr(store_module, "open_own_folder", exchanged)
+    monkeypatch.setattr(store_module.folders, "open_own_folder", exchanged)
     assert Store(str(own)).get(0) == b"own"
     monkeypatch.undo()
     assert Store(str(own)).get(0) == b"planted"  # the control: it was there under that name

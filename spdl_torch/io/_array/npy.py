@@ -15,13 +15,11 @@ import numpy as np
 from spdl_torch.errors import DecodeError
 from spdl_torch.shown_text import short_repr
 
-from .._source import memory_of, source_name, view_of
+from .._source import Memory, Source, memory_of, source_name, view_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Buffer
-
-    from .._source import Memory, Source
 
     _Layout: TypeAlias = tuple[np.dtype[Any], tuple[int, ...], Literal["C", "F"], int]
 

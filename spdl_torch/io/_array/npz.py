@@ -16,23 +16,20 @@ import zlib
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from struct import Struct, error as StructError
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
 from spdl_torch.errors import DecodeError
 
 from ...checks import check_whole
-from .._source import memory_of, source_name
+from .._source import Memory, Source, memory_of, source_name
 from .npy import MalformedError, view_npy
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from numpy.typing import NDArray
     from typing_extensions import Buffer
 
-    from .._source import Memory, Source
 
 try:
     import deflate

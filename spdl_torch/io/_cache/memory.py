@@ -36,16 +36,7 @@ from typing import Any
 from ...checks import check_bytes
 from ...engine.shared import SharedCounter
 from ...machine.limits import Limits
-from .folders import (
-    HAS_LOCKS,
-    UnsafePlaceError,
-    bytes_taken_in,
-    hash_of,
-    hold,
-    open_own_folder,
-    remove_if_alone,
-    remove_unused,
-)
+from . import folders
 from .store import Store
 
 _SHARED_MEMORY = "/dev/shm"
@@ -72,12 +63,12 @@ def open_store(
     check_bytes(who, max_bytes)
     if not isinstance(cache, str | os.PathLike):
         raise TypeError(f'{who}: cache must be "memory" or the path of a folder, got {cache!r}.')
-    if not HAS_LOCKS:
+    if not folders.HAS_LOCKS:
         return Store(os.fspath(cache), why_off="this system has no fcntl.lockf")
-    name = f"{hash_of('cache', dataset):016x}-{hash_of(identity):016x}"
+    name = f"{folders.hash_of('cache', dataset):016x}-{folders.hash_of(identity):016x}"
     if cache != "memory":
         folder = os.path.join(os.path.abspath(os.fspath(cache)), name)
-        alive = hold(folder)
+        alive = folders.hold(folder)
         return Store(folder, max_bytes=max_bytes, alive=alive)
     try:
         # The ranks of a training run make the same caches in the same order.
@@ -98,9 +89,9 @@ def memory_folder(name: str) -> str:
     """
     root = _root()
     for entry in os.scandir(root):
-        remove_unused(entry.path)
+        folders.remove_unused(entry.path)
     folder = os.path.join(root, name)
-    atexit.register(_leave, folder, hold(folder), os.getpid())
+    atexit.register(_leave, folder, folders.hold(folder), os.getpid())
     return folder
 
 
@@ -109,7 +100,7 @@ def _leave(folder: str, file: int, pid: int) -> None:
     parent.
     """
     if pid == os.getpid():
-        remove_if_alone(folder, file)
+        folders.remove_if_alone(folder, file)
 
 
 def memory_limit() -> int | None:
@@ -120,7 +111,7 @@ def memory_limit() -> int | None:
     system kills the training.
     """
     free = Limits.of_this_machine().memory_bytes
-    return None if free is None else (free + bytes_taken_in(_root())) // 2
+    return None if free is None else (free + folders.bytes_taken_in(_root())) // 2
 
 
 def _root() -> str:
@@ -131,11 +122,11 @@ def _root() -> str:
     place = _SHARED_MEMORY if os.path.isdir(_SHARED_MEMORY) else tempfile.gettempdir()
     root = name = os.path.join(place, f"spdl_torch-cache-{os.geteuid()}")
     for number in range(1, _NUM_ROOTS):
-        with contextlib.suppress(UnsafePlaceError):
-            open_own_folder(root)
+        with contextlib.suppress(folders.UnsafePlaceError):
+            folders.open_own_folder(root)
             return root
         root = f"{name}-{number}"
-    open_own_folder(root)  # the last one: its error counts
+    folders.open_own_folder(root)  # the last one: its error counts
     return root
 
 
@@ -183,7 +174,7 @@ def _process_name(pid: int) -> str:
 
 
 def _name(*parts: str) -> str:
-    return f"{hash_of(*parts):016x}"
+    return f"{folders.hash_of(*parts):016x}"
 
 
 _first_name = _process_name(os.getpid())

@@ -16,29 +16,13 @@ import os
 import threading
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...engine.shared import weakly
 from ...locks import RLock
 from ...scopes import scope
-from .folders import (
-    HAS_LOCKS,
-    NO_ROOM,
-    TAKEN,
-    byte_locked,
-    bytes_taken,
-    bytes_taken_in,
-    last_use,
-    locked,
-    open_in,
-    open_own_folder,
-    remove_unused,
-)
-from .pairs import RECORD, Pairs
-
-if TYPE_CHECKING:
-    from .folders import Descriptor
-    from .pairs import Record
+from . import folders
+from .pairs import RECORD, Pairs, Record
 
 _logger = logging.getLogger("spdl_torch.io")
 
@@ -78,7 +62,7 @@ class Store:
         *,
         max_bytes: int | None = None,
         is_shared: bool = False,
-        alive: Descriptor | None = None,
+        alive: folders.Descriptor | None = None,
         why_off: str = "",
     ) -> None:
         self.folder = folder
@@ -94,14 +78,14 @@ class Store:
         if why_off:
             self._turn_off(why_off)
         else:
-            self._folder = open_own_folder(folder)
+            self._folder = folders.open_own_folder(folder)
             self._pairs = Pairs(self._folder)
             try:
-                self._making = open_in(self._folder, "making")
+                self._making = folders.open_in(self._folder, "making")
                 self._pairs.read_tails()
             except OSError as error:  # a full disk
                 self._turn_off(error)
-        if HAS_LOCKS:  # a system with forks
+        if folders.HAS_LOCKS:  # a system with forks
             os.register_at_fork(after_in_child=weakly(self.renew_locks))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -154,7 +138,7 @@ class Store:
         _of_thread.is_making = True
         try:
             # Where the system refuses, two processes may make the content: either will do.
-            with maker, byte_locked(self._making, key % _NUM_KEYS):
+            with maker, folders.byte_locked(self._making, key % _NUM_KEYS):
                 yield
         finally:
             _of_thread.is_making = False
@@ -173,7 +157,7 @@ class Store:
         except FileNotFoundError:  # somebody has removed the folder
             return False
         except OSError as error:
-            if error.errno not in NO_ROOM:
+            if error.errno not in folders.NO_ROOM:
                 self._turn_off(error)
                 return False
             why = f"no room: {error.strerror}"
@@ -233,8 +217,8 @@ class Store:
 
     def _take(self, size: int) -> str:
         """Take bytes for a content and its record; return why there are none, or an empty text."""
-        taken = open_in(self._folder, TAKEN)
-        with locked(taken):
+        taken = folders.open_in(self._folder, folders.TAKEN)
+        with folders.locked(taken):
             end = os.fstat(taken).st_size + size
             why = self._why_full(size, end)
             if not why:
@@ -253,7 +237,7 @@ class Store:
                 return ""
             return f"{_in_words(free)} are free on its disk, and it leaves {_in_words(spare)} free"
         if self._is_shared:
-            end = bytes_taken_in(os.path.dirname(self.folder)) + size
+            end = folders.bytes_taken_in(os.path.dirname(self.folder)) + size
         if end > most:
             return "it has reached its limit"
         if not self._is_shared:
@@ -273,11 +257,11 @@ class Store:
             for name in os.listdir(place)
             if name.startswith(f"{dataset}-") and name != own
         ]
-        sizes = {folder: bytes_taken(folder) for folder in others}
-        for folder in sorted(others, key=last_use):
+        sizes = {folder: folders.bytes_taken(folder) for folder in others}
+        for folder in sorted(others, key=folders.last_use):
             if sum(sizes.values()) <= most:
                 break
-            if remove_unused(folder):
+            if folders.remove_unused(folder):
                 del sizes[folder]
 
     def _stop_growing(self, why: str) -> None:
