@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from _datasets import Made
 from _loader_helpers import DataLoader, epoch_of, frozen, torch_loader
 from _readings import shown
 from hypothesis import given, settings, strategies as st
@@ -184,26 +185,13 @@ def test_user_code_in_default_collate_draws_from_its_stream(monkeypatch):
     assert without == with_workers
 
 
-class Squared(TakesRows):
-    """Rows with so much arithmetic that the samples take most of an epoch on any machine."""
-
-    def __len__(self):
-        return 2_000
-
-    def __getitem__(self, index):
-        row = self.rows[index % LENGTH]
-        for power in (0.5, 2) * 10:
-            row = row**power
-        return row
-
-
 def test_report_of_a_run_recommends_getitems(monkeypatch):
     """It names the dataset; not where samples take long."""
     monkeypatch.setattr("spdl_torch.loader.stats.figures._SHORT_SAMPLE_SECONDS", 1.0)
     for module in ("causes", "model"):  # an epoch here takes a fraction of a second
         monkeypatch.setattr(f"spdl_torch.observe.verdict.{module}.SHORT_SECONDS", 0.0)
-    loader = DataLoader(Squared(), 100)
+    loader = DataLoader(Made(lambda _: sum(range(2_000)), 2_000), 100)  # most of any epoch
     assert len(list(loader)) == 20
-    assert "If Squared has __getitems__(indices)" in shown(loader.report())
+    assert "If Made has __getitems__(indices)" in shown(loader.report())
     monkeypatch.setattr("spdl_torch.loader.stats.figures._SHORT_SAMPLE_SECONDS", 0.0)
-    assert "If Squared has" not in shown(loader.report())
+    assert "If Made has" not in shown(loader.report())
