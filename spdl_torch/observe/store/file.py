@@ -1,9 +1,5 @@
-"""The statistics file: its layout, how it is opened, and rows of a time span, by name.
-
-Tables hold the measurements, each row once; the views ``task_stats``, ``queue_stats`` and
-``event_stats``, which show loaders' intervals like the windows of hooks, begin with the columns
-that SPDL's example logger gives its tables, so that queries written for those run here.
-"""
+"""The statistics file: how it is opened, and rows of a time span, by name; its tables and views are
+those of ``schema.sql``."""
 
 from __future__ import annotations
 
@@ -23,6 +19,7 @@ from ...shown_text import printable_line
 from ...whole_files import starts_like_json
 from .entries import EventLogEntry
 
+_SCHEMA = Path(__file__).with_name("schema.sql")
 SCHEMA_VERSION = 2
 """``PRAGMA user_version`` of the files that this release writes."""
 
@@ -39,74 +36,6 @@ _BUSY_SECONDS = 5.0  # how long one writer waits for another, or a reader withou
 
 # File systems on which WAL's shared memory does not work (https://sqlite.org/wal.html, section 1).
 _NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "lustre", "gpfs", "ceph", "fuse", "9p", "beegfs")
-
-_SCHEMA = """
-CREATE TABLE run (
-    run_id INTEGER PRIMARY KEY,
-    started REAL NOT NULL,       -- seconds since 1970
-    ended REAL,                  -- NULL: it runs still, or was killed
-    host TEXT NOT NULL,
-    pid INTEGER NOT NULL,
-    rank INTEGER NOT NULL,
-    world_size INTEGER NOT NULL,
-    versions TEXT NOT NULL,      -- JSON: package -> version
-    config TEXT NOT NULL,        -- JSON: what the user gave
-    num_dropped INTEGER NOT NULL DEFAULT 0  -- entries that were not written
-);
-CREATE TABLE stage (
-    stage_id INTEGER PRIMARY KEY,
-    run_id INTEGER NOT NULL REFERENCES run,
-    kind TEXT NOT NULL CHECK (kind IN ('task', 'queue')),
-    name TEXT NOT NULL,          -- as logged: 0:1:decode[10]
-    pipeline INTEGER,            -- the parts of that name, NULL where it has no such form
-    stage_number INTEGER,
-    label TEXT NOT NULL,         -- decode: the same when the concurrency changes
-    concurrency INTEGER,
-    UNIQUE (run_id, kind, name)
-);
-CREATE TABLE event (
-    id INTEGER PRIMARY KEY,
-    run_id INTEGER NOT NULL REFERENCES run,
-    timestamp REAL NOT NULL,
-    event_name TEXT NOT NULL,
-    details TEXT NOT NULL        -- JSON
-);
-CREATE TABLE interval (
-    id INTEGER PRIMARY KEY,
-    run_id INTEGER NOT NULL REFERENCES run,
-    timestamp REAL NOT NULL,     -- end of the interval
-    pipeline INTEGER NOT NULL,   -- the number of the loader in its run
-    name TEXT NOT NULL,          -- train; "" = none
-    begins INTEGER NOT NULL,     -- 1: it is the first of its pass
-    totals TEXT NOT NULL,        -- JSON: what adds up
-    details TEXT NOT NULL        -- JSON: probes of the pass so far, and the rows of the views
-);
-CREATE INDEX interval_time ON interval (timestamp);
-CREATE INDEX event_time ON event (timestamp);
-CREATE VIEW event_stats AS
-    SELECT e.id, e.timestamp, e.event_name, e.details, r.run_id, r.rank, r.host
-    FROM event e JOIN run r USING (run_id);
-"""
-
-_OF_KIND = """
-CREATE TABLE {kind}_window (
-    id INTEGER PRIMARY KEY,
-    stage_id INTEGER NOT NULL REFERENCES stage,
-    timestamp REAL NOT NULL,     -- end of the window
-    {columns}
-);
-CREATE INDEX {kind}_window_time ON {kind}_window (timestamp);
-CREATE VIEW {kind}_stats AS
-    SELECT w.id, w.timestamp, s.name, {of_window}, s.label, s.stage_number, s.concurrency,
-           r.run_id, r.rank, r.host, s.pipeline{dropped_of_window}
-    FROM {kind}_window w JOIN stage s USING (stage_id) JOIN run r USING (run_id)
-    UNION ALL
-    SELECT i.id * 1000 + j.key, i.timestamp, {of_interval},
-           r.run_id, r.rank, r.host, i.pipeline{dropped_of_interval}
-    FROM interval i JOIN run r USING (run_id) JOIN
-         json_each(CASE WHEN json_valid(i.details) THEN i.details END, '$.{kind}s') j;
-"""
-"""Of tasks, or of queues. Of an interval that is damaged, the view shows nothing."""
 
 
 class _Row(TypedDict):
@@ -157,31 +86,7 @@ FIGURES = {
     "task": tuple(each.name for each in fields(TaskPerfStats)),
     "queue": ("elapsed", *[*QueueStatsRow.__annotations__][len(_Row.__annotations__) :]),
 }
-"""Those of a window, in the order of the views."""
-
-
-def _statements() -> list[str]:
-    """Return them one by one: ``executescript`` would commit the transaction that they are in."""
-    script = _SCHEMA
-    for kind, figures in FIGURES.items():
-        types = {name: "INTEGER" if name.startswith("num_") else "REAL" for name in figures}
-        columns = [f"{name} {type_} NOT NULL" for name, type_ in types.items()]
-        if kind == "task":
-            columns.append("num_dropped INTEGER  -- NULL: nobody counted")
-        of_interval = ["name", *figures, "label", "stage_number", "concurrency"]
-        script += _OF_KIND.format(
-            kind=kind,
-            columns=",\n    ".join(columns),
-            of_window=", ".join(f"w.{name}" for name in figures),
-            of_interval=", ".join(map(_extracted, of_interval)),
-            dropped_of_window=", w.num_dropped" if kind == "task" else "",
-            dropped_of_interval=f", {_extracted('num_dropped')}" if kind == "task" else "",
-        )
-    return [statement for statement in script.split(";\n") if statement.strip()]
-
-
-def _extracted(name: str) -> str:
-    return f"json_extract(j.value, '$.{name}')"
+"""Those of a window, in the order of the tables."""
 
 
 def open_for_writing(path: Path) -> sqlite3.Connection:
@@ -209,7 +114,8 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
         # transaction.
         connection.execute("BEGIN IMMEDIATE")
         if _check_is_ours(connection, path) == 0:
-            for statement in _statements():
+            # One by one: ``executescript`` would commit the transaction that they are in.
+            for statement in _SCHEMA.read_text("utf-8").split(";\n"):
                 connection.execute(statement)
             connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
