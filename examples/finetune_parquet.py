@@ -22,8 +22,8 @@ from torchvision.transforms import v2
 
 from spdl_torch import DataLoader
 from spdl_torch.data.sources import Parquet
+from spdl_torch.demo.photographs import write_photographs
 from spdl_torch.io import decode_image
-from spdl_torch.measuring.photographs import write_photographs
 
 
 def parse() -> argparse.Namespace:

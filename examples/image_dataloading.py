@@ -56,8 +56,8 @@ from torch import Tensor
 
 from spdl_torch.autotune import Limits
 from spdl_torch.data.sources import FileList
+from spdl_torch.demo.photographs import write_photographs
 from spdl_torch.io import cuda_config, decode_image, load_image_batch
-from spdl_torch.measuring.photographs import write_photographs
 from spdl_torch.observe import tracing
 from spdl_torch.pipeline import PipelineBuilder
 

@@ -43,7 +43,7 @@ from torchvision.transforms import v2
 
 import spdl_torch
 from spdl_torch.autotune import Limits
-from spdl_torch.measuring.photographs import write_photographs
+from spdl_torch.demo.photographs import write_photographs
 from spdl_torch.nn import ToFloat
 
 LOADERS = {

@@ -34,7 +34,7 @@ from torchvision import transforms
 
 import spdl_torch
 from spdl_torch.autotune import Limits
-from spdl_torch.measuring.photographs import write_photographs
+from spdl_torch.demo.photographs import write_photographs
 
 
 def parse() -> argparse.Namespace:

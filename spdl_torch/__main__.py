@@ -12,8 +12,7 @@ from functools import partial
 
 from . import __version__
 from .command_options import CommandError
-from .demo.command import add_demo
-from .measuring.arguments import add_photographs
+from .demo.command import add_demo, add_photographs
 from .observe.commands import add_plot, add_report, add_trace
 from .prepare.arguments import add_prepare
 from .run.command import add_run

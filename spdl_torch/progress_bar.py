@@ -20,13 +20,13 @@ class ProgressBar:
         self._stream = stream
         self._unit = unit
         self._drawing = stream.isatty()
-        self._label = ""
+        self.label = ""
         self._total = 0
         self._start_time = 0.0
 
     def begin(self, label: str, total: int = 0) -> None:
         """Start a part of ``total`` images, or other units; 0 if there is nothing to count."""
-        self._label, self._total = label, total
+        self.label, self._total = label, total
         self._start_time = time.monotonic()
         if self._drawing:
             self.advance(0)
@@ -39,7 +39,7 @@ class ProgressBar:
         if not self._drawing:
             return
         columns = shutil.get_terminal_size().columns
-        line = render(self._label, done, self._total, time.monotonic() - self._start_time)
+        line = render(self.label, done, self._total, time.monotonic() - self._start_time)
         self._stream.write("\r\033[K" + line[: columns - 1])
         self._stream.flush()
 

@@ -153,7 +153,7 @@ def photographs(options: BenchOptions, folder: Path, count: int = 200) -> dict[s
     """Return as settings the user's folder of photographs, or ``count`` of our own in ``folder``;
     read once, to cache them."""
     if options.data is None:
-        from spdl_torch.measuring.photographs import write_photographs
+        from spdl_torch.demo.photographs import write_photographs
 
         write_photographs(folder / "photographs", count)
     paths = jpegs(options.data or folder / "photographs")

@@ -1,4 +1,5 @@
-"""``python -m spdl_torch demo``: loaders take turns in ``training.py``, and tables compare them."""
+"""``python -m spdl_torch demo``: loaders take turns in ``training.py``, and tables compare them.
+``photographs`` writes what they load."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from ..command_options import whole_number
+from ..command_options import CommandError, whole_number
 from ..machine.limits import whole_cores
 from ..progress_bar import ProgressBar
 from ..shown_text import counted, printable, wrapped
@@ -24,45 +25,28 @@ if TYPE_CHECKING:
 
     from .training import Measurement
 
-    Results = Mapping[str, Sequence[Measurement]]
-    """The rounds of each variant, by its key."""
+    Heading = tuple[str, str]
+    """The two lines at the head of a variant's column."""
+    Results = Mapping[Heading, Sequence[Measurement]]
+    """The rounds of each variant."""
 
 _Answer = TypeVar("_Answer")
 
 
-class Variant(NamedTuple):
-    """One column: which classes the training script imports."""
-
-    heading: tuple[str, str]
-    imports: tuple[str, str]
-    """The loader and, for photographs, the folder of images."""
-
-
 VARIANTS = {
-    "torch": Variant(
-        ("torch", "DataLoader"),
-        ("torch.utils.data:DataLoader", "torchvision.datasets:ImageFolder"),
-    ),
-    "loader": Variant(
-        ("spdl_torch", "DataLoader"),
-        ("spdl_torch:DataLoader", "torchvision.datasets:ImageFolder"),
-    ),
-    "both": Variant(
-        ("spdl_torch", "+ImageFolder"),
-        ("spdl_torch:DataLoader", "spdl_torch:ImageFolder"),
-    ),
+    ("torch", "DataLoader"): ("torch.utils.data:DataLoader", "torchvision.datasets:ImageFolder"),
+    ("spdl_torch", "DataLoader"): ("spdl_torch:DataLoader", "torchvision.datasets:ImageFolder"),
+    ("spdl_torch", "+ImageFolder"): ("spdl_torch:DataLoader", "spdl_torch:ImageFolder"),
 }
-"""The columns: the user's program today, then one import changed, then two."""
+"""What the training script imports: the user's program today, then one import changed, then two.
+The loader and, for photographs, the folder of images."""
 
 _WORKLOADS = {
-    "pictures": (
-        "32 x 32 pixels in memory, through Pillow and torchvision's transforms",
-        ("torch", "loader"),
-    ),
-    "photographs": ("JPEG files, cropped at random and resized", tuple(VARIANTS)),
+    "pictures": ("32 x 32 pixels in memory, through Pillow and torchvision's transforms", 2),
+    "photographs": ("JPEG files, cropped at random and resized", 3),
 }
-"""What each dataset is, and which variants load it, in the order in which they are measured."""
-
+"""What each dataset is, and how many of the variants load it, in the order in which they are
+measured."""
 
 _ROWS = (
     ("loading alone", "images/s", 1, "higher"),
@@ -100,6 +84,40 @@ def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     demo.set_defaults(run_command=lambda options: Demo(options).run())
 
 
+def add_photographs(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to those of ``spdl-torch``."""
+    photographs = commands.add_parser(
+        "photographs",
+        help="write photograph-like JPEGs to try things out with",
+        description="Write DIR/train and DIR/val, each with a folder for each class, as "
+        "torchvision's ImageFolder reads them, and print the paths. Decoding one costs what "
+        "decoding one of ImageNet's costs.",
+    )
+    add = photographs.add_argument
+    add("folder", type=Path, metavar="DIR", help="made if it does not exist")
+    count = "photographs in each of train and val (default: 8); a thousand take half a minute"
+    add("--count", type=whole_number, metavar="N", default=8, help=count)
+    classes = "folders in each (default: 2)"
+    add("--classes", type=whole_number, metavar="N", default=2, help=classes)
+    photographs.set_defaults(run_command=_photographs)
+
+
+def _photographs(options: argparse.Namespace) -> int:
+    from .photographs import write_photographs
+
+    folders = [options.folder / split for split in ("train", "val")]
+    for folder in folders:
+        if folder.exists():
+            raise CommandError(f"{folder} is there already. Remove it, or give another folder.")
+    try:
+        for seed, folder in enumerate(folders):
+            write_photographs(folder, options.count, seed=seed, num_classes=options.classes)
+    except OSError as error:
+        raise CommandError(error) from error
+    print(*folders, sep="\n")
+    return 0
+
+
 class _TurnFailed(Exception):
     """A process ended without an answer; it has printed why."""
 
@@ -110,8 +128,7 @@ class Demo:
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
         self._bar = ProgressBar(sys.stderr)
-        self._activity = "starting"
-        self._results: dict[str, dict[str, list[Measurement]]] = {}
+        self._results: dict[str, dict[Heading, list[Measurement]]] = {}
 
     def run(self) -> int:
         """Compare the loaders, show the tables and return the exit status.
@@ -125,35 +142,32 @@ class Demo:
         )
         status = 0
         try:
-            with contextlib.ExitStack() as stack:
-                folder = self._options.data
-                if folder is None:
-                    made = tempfile.TemporaryDirectory(prefix="spdl-torch-demo-")
-                    folder = Path(stack.enter_context(made))
+            with tempfile.TemporaryDirectory(prefix="spdl-torch-demo-") as made:
+                if self._options.data is None:
+                    from .photographs import write_photographs
+
                     count = _NUM_PHOTOGRAPHS_SMOKE if self._options.smoke else _NUM_PHOTOGRAPHS
                     self._bar.begin("writing photographs", count)
-                    from ..measuring.photographs import write_photographs
-
-                    write_photographs(folder, count, seed=0, progress=self._bar.advance)
-                self._measure(folder)
+                    write_photographs(Path(made), count, progress=self._bar.advance)
+                self._measure(self._options.data or Path(made))
         except KeyboardInterrupt:
             status = 130
             self._say("Interrupted.")
         except _TurnFailed as failure:
             status = 1
-            print(f"spdl-torch demo: {self._activity}: {failure}", file=sys.stderr)
+            print(f"spdl-torch demo: {self._bar.label}: {failure}", file=sys.stderr)
         self._show()
         return status
 
     def _measure(self, folder: Path) -> None:
         """Run every variant in turn, round after round, the other way round in every second one: a
         disturbance then hits all of them, and none is always the first."""
-        self._begin("importing torch")
+        self._bar.begin("importing torch")
         from .training import Job, check_folder, check_gpu, describe, measure, report_of
 
         options = self._options
         check_folder(folder)
-        self._begin("reading the images once")
+        self._bar.begin("reading the images once")
         self._say(_apart(describe, str(folder)))
         num_rounds = 1 if options.smoke else options.rounds
         rounds = counted(num_rounds, "round")
@@ -163,19 +177,18 @@ class Demo:
             (workload, variant)
             for number in range(num_rounds)
             for workload in workloads
-            for variant in _WORKLOADS[workload][1][:: -1 if number % 2 else 1]
+            for variant in list(VARIANTS)[: _WORKLOADS[workload][1]][:: -1 if number % 2 else 1]
         ]
         for number, (workload, variant) in enumerate(turns, 1):
-            self._begin(f"{number}/{len(turns)}: {workload}, {' '.join(VARIANTS[variant].heading)}")
-            imports = VARIANTS[variant].imports
-            job = Job(workload, imports, str(folder), options.workers, options.smoke)
+            self._bar.begin(f"{number}/{len(turns)}: {workload}, {' '.join(variant)}")
+            job = Job(workload, VARIANTS[variant], str(folder), options.workers, options.smoke)
             measured = _apart(measure, job)
             self._results.setdefault(workload, {}).setdefault(variant, []).append(measured)
         if not options.smoke:
-            self._begin("our loader's report")
-            ours = job._replace(imports=VARIANTS["both"].imports, times=_REPORT_TIMES)
+            self._bar.begin("our loader's report")
+            ours = job._replace(imports=[*VARIANTS.values()][-1], times=_REPORT_TIMES)
             self._say(f"\n{_apart(report_of, ours)}")
-        self._activity = "checking the GPU"
+        self._bar.begin("looking for a GPU")
         if lines := _apart(check_gpu, options.workers):
             self._say(f"\n{lines}")
 
@@ -188,10 +201,6 @@ class Demo:
                 self._say(verdict(results))
         if self._options.smoke and self._results:
             self._say("The smoke run is too short to compare. Next: leave out --smoke.")
-
-    def _begin(self, activity: str) -> None:
-        self._activity = activity
-        self._bar.begin(activity)
 
     def _say(self, text: str) -> None:
         self._bar.end()
@@ -241,7 +250,7 @@ def comparison_table(results: Results, *, with_ratios: bool = True) -> str:
     over = ["2nd/1st", "3rd/1st"][: len(results) - 1] if with_ratios else []
     lines = []
     for number, ratios in ((0, [""] * len(over)), (1, over)):
-        cells = "".join(f"{VARIANTS[key].heading[number]:>14}" for key in results)
+        cells = "".join(f"{heading[number]:>14}" for heading in results)
         lines.append(f"{'':34}{cells}{''.join(f'{each:>8}' for each in ratios)}")
     lines[1] += " better" if over else ""
     lines.append("-" * len(lines[1]))

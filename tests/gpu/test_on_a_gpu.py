@@ -15,6 +15,7 @@ from _videos import KINDS, write_video
 from torch.utils.data import DataLoader as TorchLoader, TensorDataset
 
 from spdl_torch import DataLoader
+from spdl_torch.demo.photographs import write_photographs
 from spdl_torch.io import (
     Transfer,
     cuda_config,
@@ -25,7 +26,6 @@ from spdl_torch.io import (
     uniform_frames,
 )
 from spdl_torch.io._transfer import cuda
-from spdl_torch.measuring.photographs import write_photographs
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),

@@ -17,8 +17,8 @@ import torch
 from _folders import ROOT
 from _later import LIGHTNINGS_WARNINGS
 
+from spdl_torch.demo.photographs import write_photographs
 from spdl_torch.errors import DecodeError
-from spdl_torch.measuring.photographs import write_photographs
 
 EXAMPLES = ROOT / "examples"
 NUM_TRAIN, NUM_VALIDATION = 24, 7

@@ -34,7 +34,7 @@ LAYERS = [
     *("locks", "command_options", "progress_bar", "machine", "objects", "engine", "observe"),
     *("pipeline", "autotune", "io", "loader", "data", "spdl", "nn", "testing", "facade"),
     *("lightning", "accelerate", "transformers", "ray"),
-    *("measuring", "prepare", "demo", "run", "__main__"),
+    *("prepare", "demo", "run", "__main__"),
 ]
 
 

@@ -10,7 +10,7 @@ from PIL import Image
 from torchvision import datasets, transforms, tv_tensors
 from torchvision.transforms import v2
 
-from spdl_torch.measuring.photographs import write_photographs
+from spdl_torch.demo.photographs import write_photographs
 
 from .data import Repeated, files_in, written
 

@@ -1,4 +1,0 @@
-"""Photographs to measure with: what ``demo`` reads, and the command that writes them.
-
-Importing it does not import torch.
-"""
