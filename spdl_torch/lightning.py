@@ -21,7 +21,7 @@ except ModuleNotFoundError as error:
 from .loader.dataloader import DataLoader
 from .loader.loader_state import go_back_to, pass_of
 from .observe.store.epoch_watchers import watched
-from .observe.store.following import Follower, Tally, report_of
+from .observe.store.following import Follower, report_of
 from .observe.store.recording import path_of_rank
 from .observe.store.writer import SQLiteStatsWriter
 from .observe.verdict.report import legal_name, metrics_of
@@ -102,17 +102,17 @@ class PipelineStatsMonitor(Callback):
         self._followers: dict[str, Follower] = {}
         """Of every loader of the trainer's call, by split and name."""
         self._has_run = False
-        self._epoch: dict[str, Tally] = {}
+        self._epoch: dict[str, Interval] = {}
         """The epoch of each training loader, by name, and what of it nobody has logged yet."""
-        self._unlogged: dict[str, Tally] = {}
+        self._unlogged: dict[str, Interval] = {}
         self._watching: ExitStack | None = None
         """From the first batch of a training epoch to its end: what is told of new passes."""
         self._lent: dict[str, tuple[Any, Any]] = {}
         """The loaders of training in which validation runs a pass, by their names, each with what
         measures its pass of training."""
         self._logged: dict[str, tuple[Cause, str | None]] = {}
-        self._printed_placement: dict[str, Placement] = {}
-        self._logged_placement: dict[str, Placement] = {}
+        self._placements: dict[tuple[str, str], Placement] = {}
+        """Where the workers of each loader live, as its loggers and the log were told."""
         self._has_warned = False
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -121,11 +121,8 @@ class PipelineStatsMonitor(Callback):
         self._followers, self._epoch, self._unlogged, self._lent = {}, {}, {}, {}
         if self._db_path is not None:
             path = path_of_rank(self._db_path, trainer.global_rank, trainer.world_size)
-            of_rank: dict[str, Any] = {
-                "rank": trainer.global_rank,
-                "world_size": trainer.world_size,
-            }
-            self._writer = SQLiteStatsWriter(path, config={"trainer": stage}, **of_rank)
+            ranks: Any = {"rank": trainer.global_rank, "world_size": trainer.world_size}
+            self._writer = SQLiteStatsWriter(path, config={"trainer": stage}, **ranks)
             self._writer.start()
         elif not trainer.loggers:
             raise MisconfigurationException(
@@ -192,11 +189,10 @@ class PipelineStatsMonitor(Callback):
             return
         self._end_intervals(trainer)
         metrics: dict[str, float] = {}
-        for name, tally in self._unlogged.items():
-            report = tally.report()
-            if report is not None:
-                metrics |= self._metrics_of(report, name)
-                self._log_placement(trainer, report, name, step)
+        for name, interval in self._unlogged.items():
+            report = interval.judged()
+            metrics |= self._metrics_of(report, name)
+            self._log_placement(trainer, report, name, step)
         self._unlogged = {}
         names = [name for name, _ in self._reporting(trainer.train_dataloader)]
         self._log(trainer, metrics, step, names)
@@ -222,10 +218,8 @@ class PipelineStatsMonitor(Callback):
         if not self._has_warned:
             self._warn_of_nothing(trainer)
         if self._verdict:
-            for name, tally in self._epoch.items():
-                report = tally.report()
-                if report is not None:
-                    self._log_verdict(name, report)
+            for name, interval in self._epoch.items():
+                self._log_verdict(name, interval.judged())
 
     def _warn_of_nothing(self, trainer: pl.Trainer) -> None:
         sources = [source for _, source in self._reporting(trainer.train_dataloader)]
@@ -272,7 +266,7 @@ class PipelineStatsMonitor(Callback):
                 len(self._followers),
                 whose,
                 log=None if self._writer is None else self._writer.log,
-                listeners=[partial(self._hear, name)] if split == "train" else (),
+                hear=partial(self._hear, name) if split == "train" else None,
                 from_now=self._has_run,
             )
         self._followers[whose].source = source  # which may be another one in each epoch
@@ -280,8 +274,8 @@ class PipelineStatsMonitor(Callback):
 
     def _hear(self, name: str, interval: Interval) -> None:
         """Add an interval of a training loader."""
-        for tallies in (self._epoch, self._unlogged):
-            tallies.setdefault(name, Tally()).add(interval)
+        for intervals in (self._epoch, self._unlogged):
+            intervals[name] = interval.after(intervals.get(name))
 
     def _end_intervals(self, trainer: pl.Trainer) -> None:
         """End the interval of every training loader, and begin the next one."""
@@ -328,11 +322,8 @@ class PipelineStatsMonitor(Callback):
 
     def _log_placement(self, trainer: pl.Trainer, report: Report, name: str, step: int) -> None:
         """Log where the workers live, and why, if that has changed, to loggers that take text."""
-        placement = report.placement
-        if placement is None or placement.is_as(self._logged_placement.get(name)):
-            return
-        self._logged_placement[name] = placement
-        for logger in trainer.loggers:
+        placement = self._newly_placed("loggers", name, report)
+        for logger in trainer.loggers if placement is not None else ():
             add_text = getattr(getattr(logger, "experiment", None), "add_text", None)
             if add_text is not None:  # TensorBoard's
                 add_text(f"{self._start_of(name)}/placement", str(placement), global_step=step)
@@ -359,11 +350,17 @@ class PipelineStatsMonitor(Callback):
             self._logged[name] = found
             lines[0] += f" {verdict.action}"
             lines += verdict.remarks
-        placement = report.placement
-        if placement is not None and not placement.is_as(self._printed_placement.get(name)):
-            self._printed_placement[name] = placement
+        if placement := self._newly_placed("log", name, report):
             lines.append(f"The workers live {placement}")
         rank_zero_info("\n".join(lines))
+
+    def _newly_placed(self, who: str, name: str, report: Report) -> Placement | None:
+        """Return where the workers live, if nobody has told ``who`` yet."""
+        placement, known = report.placement, self._placements.get((who, name))
+        if placement is None or placement.is_as(known):
+            return None
+        self._placements[who, name] = placement
+        return placement
 
 
 def _split_and(split: str, name: str) -> str:

@@ -25,7 +25,7 @@ from ..loader.fetching.collating import collate_into, is_torchs_collate
 from ..loader.sampling.parts import OwnRank, Tail, check_tail, length_of_shard, padding_of_shard
 from ..loader.stats.counts import DatasetCounts, dataset_stats
 from ..loader.stats.figures import with_remarks_of
-from ..observe.store.epoch_watchers import between_epochs, tells_epochs
+from ..observe.store.epoch_watchers import between_epochs
 from ..pipeline.pipeline import Pipeline
 from .dataset_state import DatasetState
 
@@ -51,7 +51,6 @@ T_co = TypeVar("T_co", covariant=True)
 _STOP_SECONDS = 5.0  # the longest wait for a running op at the end of a loop
 
 
-@tells_epochs
 class PipelineDataset(IterableDataset[T_co]):
     """An ``IterableDataset`` whose items come from a pipeline that runs in this process.
 

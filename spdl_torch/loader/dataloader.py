@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader as TorchDataLoader, Dataset, IterableDat
 from ..autotune.workers import AutoWorkers
 from ..errors import UnsupportedOptionError
 from ..machine.limits import Limits
-from ..observe.store.epoch_watchers import between_epochs, tells_epochs
+from ..observe.store.epoch_watchers import between_epochs
 from . import opening as backends
 from .arguments import check_arguments, check_options, refuse_foreign_state
 from .checkpoint.lightning_states import follow_trainer
@@ -45,7 +45,6 @@ _MOST_DECISIONS = 5  # in a report
 _END_SECONDS = 5.0  # for the samples under way
 
 
-@tells_epochs
 class DataLoader(TorchDataLoader[T_co]):
     """``torch.utils.data.DataLoader`` whose workers are threads where that is safe and fast, and
     processes where the dataset needs them.

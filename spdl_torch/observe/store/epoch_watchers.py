@@ -7,30 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any, TypeVar
+from typing import Any
 
 from ...scopes import scope
 
 EpochWatcher = Callable[[], AbstractContextManager[None]]
 """Opened by a loader when it ends an epoch and begins another; closed when that is done."""
 
-Kind = TypeVar("Kind", bound=type)
-
-_telling: list[type] = []
 _watchers: dict[int, tuple[EpochWatcher, ...]] = {}
 """Those of each loader, by its ``id``: ``watched`` holds the loader as long as it has any."""
-
-
-def tells_epochs(kind: Kind) -> Kind:
-    """Declare that objects of this class begin each epoch within ``between_epochs``."""
-    _telling.append(kind)
-    return kind
-
-
-def is_telling(source: Any) -> bool:
-    """Return whether this is a loader whose epochs can be watched."""
-    # Accelerate's loaders claim the class of the one inside, so isinstance would not do.
-    return issubclass(type(source), tuple(_telling))
 
 
 def watchers_of(source: Any) -> tuple[EpochWatcher, ...]:

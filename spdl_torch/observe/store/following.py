@@ -24,11 +24,24 @@ _LOADED_AHEAD = ("num_tasks", "num_failures", "num_dropped", "num_items", "good_
 
 
 class Interval(NamedTuple):
-    """What a loader did between two looks."""
+    """What a loader did between two looks, or in several such intervals."""
 
     stats: PipelineStats
     report: Report
     """On its pass so far, as it was at the interval's end."""
+
+    def after(self, earlier: Interval | None) -> Interval:
+        """Return both together; an interval of other stages begins anew."""
+        if earlier is None:
+            return self
+        then, now = ([stage.name for stage in each.stats.stages] for each in (earlier, self))
+        return self._replace(stats=earlier.stats + self.stats) if then == now else self
+
+    def judged(self) -> Report:
+        """Return the report on it."""
+        last = self.report
+        report = make_report(self.stats, last.probes, pooled=last.pooled)
+        return replace(report, placements=last.placements)
 
 
 class Follower:
@@ -41,14 +54,14 @@ class Follower:
         name: str,
         *,
         log: Callable[[LogEntry], Any] | None = None,
-        listeners: Sequence[Callable[[Interval], Any]] = (),
+        hear: Callable[[Interval], Any] | None = None,
         from_now: bool = False,
     ) -> None:
         """``number``, ``name``: of the loader among those of the run. ``log``: gets the entries for
-        a file. ``listeners``: get each interval. ``from_now``: what it did up to now is not new."""
+        a file. ``hear``: gets each interval. ``from_now``: what it did up to now is not new."""
         self.source, self.number, self.name = source, number, name
         self._log: Callable[[LogEntry], Any] = log or (lambda entry: None)
-        self._listeners = listeners
+        self._tell: Callable[[Interval], Any] = hear or (lambda interval: None)
         report = report_of(source) if from_now else None
         self._before = None if report is None else report.stats
         self._ahead: PipelineStats | None = None  # of a pause: what counts though its time does not
@@ -86,8 +99,7 @@ class Follower:
                 whose: Any = {"number": self.number, "name": self.name}
                 for entry in entries_in(report, stats, new, time.time(), **whose):
                     self._log(entry)
-                for listener in self._listeners:
-                    listener(interval)
+                self._tell(interval)
             for event in self._events():
                 self._log(event)
 
@@ -122,28 +134,6 @@ class Follower:
                 yield EventLogEntry(
                     decision.timestamp, DECISION_EVENT, of_own | decision.as_details()
                 )
-
-
-class Tally:
-    """The sum of intervals, and the report on it."""
-
-    def __init__(self) -> None:
-        self._sum: Interval | None = None
-
-    def add(self, interval: Interval) -> None:
-        """Add an interval; one of other stages begins anew."""
-        sum_, stats = self._sum, interval.stats
-        if sum_ and [s.name for s in sum_.stats.stages] == [s.name for s in stats.stages]:
-            stats = sum_.stats + stats
-        self._sum = Interval(stats, interval.report)
-
-    def report(self) -> Report | None:
-        """Return the report on the sum; None = there is nothing in it."""
-        if self._sum is None:
-            return None
-        stats, last = self._sum
-        report = make_report(stats, last.probes, pooled=last.pooled)
-        return replace(report, placements=last.placements)
 
 
 def report_of(source: Any) -> Report | None:

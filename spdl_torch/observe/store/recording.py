@@ -8,10 +8,10 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...checks import checked_seconds
 from ...engine.threads import repeating
@@ -19,8 +19,8 @@ from ...locks import RLock
 from ...scopes import scope
 from ..verdict.causes import num_delivered
 from ..verdict.report import legal_name, metrics_of
-from .epoch_watchers import is_telling, watched
-from .following import Follower, Tally
+from .epoch_watchers import watched
+from .following import Follower
 from .logging_hooks import recording_gc
 from .writer import SQLiteStatsWriter, rank_and_world_size
 
@@ -29,33 +29,6 @@ if TYPE_CHECKING:
     from .following import Interval
 
 _logger = logging.getLogger("spdl_torch.observe")
-
-
-@overload
-def recording(
-    loaders: Any,
-    path: str | os.PathLike[str],
-    *,
-    logger: Any = None,
-    interval_seconds: float = 10.0,
-    prefix: str = "data",
-    step: Callable[[], int] | None = None,
-    config: Mapping[str, Any] | None = None,
-    rank: int | None = None,
-    world_size: int | None = None,
-) -> AbstractContextManager[SQLiteStatsWriter]: ...
-
-
-@overload
-def recording(
-    loaders: Any,
-    path: None = None,
-    *,
-    logger: Any,
-    interval_seconds: float = 10.0,
-    prefix: str = "data",
-    step: Callable[[], int] | None = None,
-) -> AbstractContextManager[None]: ...
 
 
 @scope
@@ -163,7 +136,8 @@ def _source_of(loader: Any) -> Any:
     (``_dataloader``) has put another one around, or the dataset inside of one."""
     inside = ("base_dataloader", "_dataloader", "dataset")
     for candidate in (loader, *(getattr(loader, name, None) for name in inside)):
-        if is_telling(candidate):
+        # By what ours have alone: Accelerate's loaders claim the class of the one inside.
+        if hasattr(type(candidate), "decisions"):
             if not getattr(candidate, "stats", getattr(candidate, "_stats", True)):
                 raise ValueError("recording: with stats=False there is nothing to record.")
             return candidate
@@ -186,13 +160,14 @@ class _SourceLog(Follower):
     ) -> None:
         """``complained``: of what an error was logged: of a logger, or of one of these."""
         log = None if writer is None else writer.log
-        super().__init__(source, number, name, log=log, listeners=[self._hear], from_now=True)
+        super().__init__(source, number, name, log=log, hear=self._hear, from_now=True)
         self._num_delivered = 0
         self._pid = os.getpid()
         self._complained = complained
         self._loggers: Sequence[Logger] = ()
         self._tallying = RLock()  # guards what is gathered for them, never while one works
-        self._tally, self._step = Tally(), 0
+        self._gathered: Interval | None = None
+        self._step = 0
         self._placements: dict[int, Placement] = {}  # as logged last, by the logger's number
 
     def feed(self, loggers: Sequence[Logger], prefix: str, step: Callable[[], int] | None) -> None:
@@ -210,8 +185,7 @@ class _SourceLog(Follower):
         if self._loggers:
             step = self._step_of()
             with self._tallying:
-                self._tally.add(interval)
-                self._step = step
+                self._gathered, self._step = interval.after(self._gathered), step
 
     @scope
     def followed(self) -> Iterator[None]:
@@ -242,16 +216,16 @@ class _SourceLog(Follower):
     def call_loggers(self) -> None:
         """Hand what is new to the loggers; log a logger's first error instead of raising it."""
         with self._tallying:
-            tally, step, self._tally = self._tally, self._step, Tally()
+            interval, step, self._gathered = self._gathered, self._step, None
+        if interval is None:
+            return
         for number, logger in enumerate(self._loggers):
-            log = partial(self._log_to, number, tally, step)
+            log = partial(self._log_to, number, interval, step)
             self._try(logger, log, "figures did not reach a logger")
 
-    def _log_to(self, number: int, tally: Tally, step: int) -> None:
-        """Log the intervals since the last time, if there are any."""
-        report, logger = tally.report(), self._loggers[number]
-        if report is None:
-            return
+    def _log_to(self, number: int, interval: Interval, step: int) -> None:
+        """Log the intervals since the last time."""
+        report, logger = interval.judged(), self._loggers[number]
         logger.log(metrics_of(report, self._start), step)
         placement, known = report.placement, self._placements.get(number)
         if logger.text is not None and placement is not None and not placement.is_as(known):
