@@ -260,7 +260,7 @@ class PipelineDataset(IterableDataset[T_co]):
             self._cached_step = seconds
             self._last = measured or self._last
 
-        from ..observe.verdict.cached_steps import cached_batches  # brings the report
+        from ..pipeline.caching import cached_batches
 
         measured = self._last  # the statistics of a real pass stay; keep() puts them back
         return cached_batches(self, num_items, num_steps, keep)

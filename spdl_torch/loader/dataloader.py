@@ -301,7 +301,7 @@ class DataLoader(TorchDataLoader[T_co]):
             figures.cached_step = seconds
             figures.stats = measured or figures.stats
 
-        from ..observe.verdict.cached_steps import cached_batches  # brings the report
+        from ..pipeline.caching import cached_batches
 
         figures = self._state.figures
         measured = figures.stats  # the statistics of a real epoch stay; keep() puts them back

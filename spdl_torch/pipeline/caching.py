@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import cycle, islice
+from statistics import median
+from time import perf_counter_ns
 from typing import TypeVar
 
 from ..checks import check_whole
@@ -52,3 +54,30 @@ def _replayed(src: Iterable[T], num_caches: int, run_for: int, delete_src: bool)
     if delete_src:
         del src  # else this frame would keep it alive during the loop over cached items
     yield from cycle(kept)
+
+
+_WARM_UP = 3  # uncounted steps: caches are cold, and threads of the loader are still ending
+
+
+def cached_batches(
+    batches: Iterable[T], num_batches: int, num_steps: int, report: Callable[[float], None]
+) -> Iterator[T]:
+    """Take ``num_batches`` and drop their source; then yield them over and over, for
+    ``num_steps`` steps. At the end ``report`` is called with the median step in seconds, if there
+    were more than three.
+    """
+    check_whole("headspace", num_batches=num_batches, num_steps=num_steps)
+
+    def cached() -> Iterator[T]:
+        kept = list(islice(batches, num_batches))  # nothing holds their iterator now: it ends
+        steps: list[int] = []
+        try:
+            for batch in islice(cycle(kept), num_steps):
+                began_ns = perf_counter_ns()
+                yield batch
+                steps.append(perf_counter_ns() - began_ns)
+        finally:
+            if len(steps) > _WARM_UP:
+                report(median(steps[_WARM_UP:]) / 1e9)
+
+    return cached()

@@ -12,7 +12,7 @@ from _readings import PipelineStats, shown
 
 from spdl_torch import PipelineDataset
 from spdl_torch.observe import make_report
-from spdl_torch.observe.verdict.cached_steps import against_cached_steps
+from spdl_torch.observe.trace.tracing import against_cached_steps
 from spdl_torch.pipeline import PipelineBuilder
 
 

@@ -13,8 +13,9 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,6 @@ from ...engine.threads import repeating
 from ...machine.probes import join_probing, start_probing, stop_probing
 from ...scopes import scope
 from ..store.following import report_of
-from ..verdict.cached_steps import against_cached_steps, step_seconds
 from ..verdict.report import Report, make_report, with_remarks
 from .chrome_trace import Count, Program, Span
 from .profile import Profile
@@ -39,6 +39,8 @@ _logger = logging.getLogger("spdl_torch.observe")
 _JOIN_SECONDS = 1.0  # how long the end of a block waits for the probe to end
 _LOOK_SECONDS = 1.0  # how often it is checked whether a wait is too long
 _MOST = 200_000  # spans, and counters, in one block; the latest are kept
+_SHORTEST_STEP = 1e-4  # as recorded: of an empty step any loading is many times as much
+_WARM_UP = 3  # steps that are not counted
 
 # --- the program's own events --------------------------------------------------------------------
 
@@ -306,6 +308,29 @@ def profile_of_run(report: Report, timeline: Timeline | None, cached_step: float
         return Profile(report, rank=rank_of_process())
     report = against_cached_steps(report, step_seconds(timeline), cached_step)
     return Profile(report, (timeline,), rank=rank_of_process())
+
+
+def step_seconds(timeline: Timeline) -> float | None:
+    """Return the median time from getting a batch to asking for the next; None = too few steps
+    were recorded. Steps shorter than 0.1 ms are never recorded.
+    """
+    steps = [
+        turn.ended_ns - turn.started_ns
+        for row in timeline.rows
+        if row.role == "consumer"
+        for turn in row.turns
+        if turn.number >= 0
+    ]
+    return median(steps[_WARM_UP:]) / 1e9 if len(steps) > _WARM_UP else None
+
+
+def against_cached_steps(report: Report, step: float | None, cached: float | None) -> Report:
+    """Return the report with the extra time of a step over cached batches, if both are known and
+    the step does something."""
+    if not step or not cached or cached < _SHORTEST_STEP:
+        return report
+    probes = replace(report.probes, step_slowdown=step / cached - 1)
+    return make_report(report.stats, probes, pooled=report.pooled)
 
 
 _NOTHING = make_report(PipelineStats(0, 0, ()))

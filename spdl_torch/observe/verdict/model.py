@@ -122,8 +122,7 @@ class Question:
         check_whole("what_if", least=0, optional=True, **numbers)
         if not 0 < self.read_speedup < math.inf:
             raise ValueError(f"what_if: read_speedup must be > 0, got {self.read_speedup!r}.")
-        changes = self.num_workers, self.processes, self.cache or None
-        if changes == (None, None, None) and self.read_speedup == 1:
+        if not str(self):
             raise ValueError(
                 "what_if: expected a setting to change, got none. Pass num_workers, processes, "
                 "cache=True or read_speedup."
