@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -217,29 +218,36 @@ def drawn_part(
     check_matplotlib()
     run = StoredRun.read(db_path, run_id)
     run_id = run.facts["run_id"]
-    tasks = by_stage(query_task_stats(db_path, run_id=run_id)[::-1])
-    queues = by_stage(query_queue_stats(db_path, run_id=run_id)[::-1])
-    keys = sorted(tasks.keys() | queues.keys())
-    everything = [*tasks.values(), *queues.values()]
+    groups = {
+        "tasks": by_stage(query_task_stats(db_path, run_id=run_id)[::-1]),
+        "queues": by_stage(query_queue_stats(db_path, run_id=run_id)[::-1]),
+    }
+    names: dict[Any, set[str]] = defaultdict(set)  # of each stage and its queue
+    rows: list[Row] = []
+    for key, those in (item for of_kind in groups.values() for item in of_kind.items()):
+        rows += those
+        for row in those:
+            names[key] |= {row["name"], row["name"].removesuffix("_queue"), row["label"]}
     # Entries may be older than the run that logs them, if they were copied from elsewhere or the
     # clock was set back. Elapsed time is never negative.
-    rows = [row for those in everything for row in those]
     origin = min([run.facts["started"], *(row["timestamp"] - row["elapsed"] for row in rows)])
     begin = _seconds_since_1970(start_time, "start_time", origin)
     end = _seconds_since_1970(end_time, "end_time", origin)
+    keys = sorted(names)
+    for stage in stages or ():
+        if not any(stage in names[key] for key in keys):
+            labels = ", ".join(dict.fromkeys(key[-1] for key in keys))
+            raise ValueError(f"{_where(run)}: no stage {stage!r}; it has {labels}.")
     if pipelines is not None:
         keys = [key for key in keys if (key[0] if key[0] >= 0 else None) in pipelines]
-    chosen = keys if stages is None else _choose_stages(stages, everything, _where(run))
-
-    def within(groups: Mapping[Any, Sequence[Row]]) -> dict[int, list[Row]]:
+    series: dict[str, dict[int, list[Row]]] = {}
+    for kind, of_kind in groups.items():
         cut = {
-            number: [row for row in groups.get(key, ()) if begin <= row["timestamp"] <= end]
+            number: [row for row in of_kind.get(key, ()) if begin <= row["timestamp"] <= end]
             for number, key in enumerate(keys)
-            if key in chosen
+            if stages is None or names[key] & {*stages}
         }
-        return {number: rows for number, rows in cut.items() if rows}
-
-    series = {"tasks": within(tasks), "queues": within(queues)}
+        series[kind] = {number: those for number, those in cut.items() if those}
     if not any(series.values()):
         times = [row["timestamp"] - origin for row in rows]
         raise ValueError(
@@ -282,23 +290,6 @@ def _value_of(row: Row, column: str) -> float:
 
 def _where(run: StoredRun) -> str:
     return f"{run.path}, run {run.facts['run_id']}"
-
-
-def _choose_stages(
-    stages: Sequence[str], everything: Sequence[Sequence[Row]], where: str
-) -> set[Any]:
-    """Return the stages meant, by their names as logged, those of their queues, or their labels."""
-    by_name: dict[str, set[Any]] = {}
-    for rows in everything:
-        (key,) = by_stage(rows)
-        for row in rows:
-            for name in (row["name"], row["name"].removesuffix("_queue"), row["label"]):
-                by_name.setdefault(name, set()).add(key)
-    for stage in stages:
-        if stage not in by_name:
-            labels = dict.fromkeys(key[-1] for key in sorted(set().union(*by_name.values())))
-            raise ValueError(f"{where}: no stage {stage!r}; it has {', '.join(labels)}.")
-    return set().union(*(by_name[stage] for stage in stages))
 
 
 def _seconds_since_1970(value: float | str | None, name: str, origin: float) -> float:

@@ -100,10 +100,6 @@ _SIGNALS = [
 ]
 
 
-def _handlers() -> list[Any]:
-    return [signal.getsignal(number) for number in _SIGNALS]
-
-
 def _set_handlers(handlers: list[Any]) -> None:
     for number, handler in zip(_SIGNALS, handlers, strict=True):
         if handler is not None:  # None: not installed from Python, which cannot set it
@@ -133,7 +129,7 @@ _SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     ),
     "warnings.filters": (lambda: list(warnings.filters), _set_filters),
     "logging.root": (_logging, _set_logging),
-    "signal.getsignal()": (_handlers, _set_handlers),
+    "signal.getsignal()": (lambda: list(map(signal.getsignal, _SIGNALS)), _set_handlers),
     "gc.isenabled()": (gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
     "socket.getdefaulttimeout()": (socket.getdefaulttimeout, socket.setdefaulttimeout),
     "sys.getrecursionlimit()": (sys.getrecursionlimit, sys.setrecursionlimit),

@@ -32,21 +32,12 @@ class Event(NamedTuple):
     details: Mapping[str, Any]
 
 
-class Table(NamedTuple):
-    """Rows of texts."""
-
-    title: str
-    headings: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    note: str
-
-
 def html_of(
     title: str,
     parts: Sequence[Mapping[str, Any]],
     *,
     charts: Sequence[tuple[str, str]] = (),
-    tables: Sequence[Table] = (),
+    tables: Sequence[Mapping[str, Any]] = (),
     is_fragment: bool = False,
 ) -> str:
     """Return a page, or its content alone for a notebook's cell.
@@ -55,6 +46,7 @@ def html_of(
         it; a table of ``headings``, shown with their ``meanings``, and ``rows``; and ``marked``,
         the first cell of the row that stands out.
     charts: the address of each image, with a sentence on it.
+    tables: those of :func:`event_tables`.
     """
     content = {"title": title, "parts": parts, "charts": charts, "tables": tables}
     return str(_template().render(**content, is_fragment=is_fragment))
@@ -88,29 +80,30 @@ def _template() -> Any:
     return environment.from_string(Path(__file__).with_name("page.html").read_text("utf-8"))
 
 
-def event_tables(events: Iterable[Event]) -> list[Table]:
-    """Return a table for each event name, with a column for each of its details."""
+def event_tables(events: Iterable[Event]) -> list[dict[str, Any]]:
+    """Return a table for each event name, with a column for each of its details: its ``title``,
+    ``headings``, ``rows`` of texts, and a ``note``."""
     by_name: dict[str, list[Event]] = {}
     for event in sorted(events, key=lambda each: each.time):
         by_name.setdefault(event.name, []).append(event)
     return [_table(name, those) for name, those in sorted(by_name.items())]
 
 
-def _table(name: str, events: Sequence[Event]) -> Table:
+def _table(name: str, events: Sequence[Event]) -> dict[str, Any]:
     # A detail that no event has, such as a remedy where there is none, gets no column.
     given = [item for each in events for item in each.details.items()]
     keys = list(dict.fromkeys(str(key) for key, value in given if value not in ("", None)))
     shown = events[-_MOST_ROWS:]
     left_out = len(events) - len(shown)
-    return Table(
-        _TITLES.get(name) or _words(name),
-        ["at s", *map(_words, keys)],
-        [
+    return {
+        "title": _TITLES.get(name) or _words(name),
+        "headings": ["at s", *map(_words, keys)],
+        "rows": [
             [f"{event.time:,.3f}", *(_shown(event.details.get(key)) for key in keys)]
             for event in shown
         ],
-        f"The last {len(shown)}; {left_out} earlier ones are left out." if left_out else "",
-    )
+        "note": f"The last {len(shown)}; {left_out} earlier ones are left out." * (left_out > 0),
+    }
 
 
 def _words(name: str) -> str:

@@ -42,9 +42,7 @@ class Placement:
 
     def as_details(self) -> dict[str, Any]:
         """Return the form in which a statistics file and a trace have it, without the moment."""
-        details = asdict(self)
-        del details["since"]
-        return details
+        return {name: value for name, value in asdict(self).items() if name != "since"}
 
     @classmethod
     def from_details(cls, details: Mapping[str, Any], since: float | None) -> Self:

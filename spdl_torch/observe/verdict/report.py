@@ -166,9 +166,7 @@ class Report:
             stats=PipelineStats.from_dict(content["totals"]),
             probes=Probes(**content["probes"]),
             pooled=tuple(content["pooled"]),
-            placements=tuple(
-                Placement.from_details(each, each["since"]) for each in content["placements"]
-            ),
+            placements=tuple(Placement(**each) for each in content["placements"]),
         )
 
     def _note_on(self, stage: StageStats) -> str:
