@@ -12,12 +12,13 @@ from .scopes import scope
 
 
 @scope
-def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+def whole_file(path: str | os.PathLike[str], ending: str = "") -> Iterator[BinaryIO]:
     """Open a file to write in the block; it takes its name when the block ends, and is not there if
     that fails.
 
-    Until then it has a name beside it that nobody can foresee. Missing folders are made, and a file
-    of that name is replaced. A pipe or a device is written to as it is. The umask sets the mode.
+    ending: what its name has until then; "" = another name beside it that nobody can foresee.
+    Missing folders are made, and a file of that name is replaced. A pipe or a device is written to
+    as it is. The umask sets the mode.
     """
     path = Path(path)
     if path.exists() and not path.is_file():
@@ -25,19 +26,16 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             yield file
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".spdl-{os.urandom(8).hex()}.tmp")
+    temporary = path.with_name(path.name + ending if ending else f".spdl-{os.urandom(8).hex()}.tmp")
     try:
         with new_file(temporary) as file:
             yield file
+            # The system may crash after the rename: the name must not outlive the content.
+            file.flush()
+            os.fsync(file.fileno())
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write a text as a whole file, in UTF-8; what has no UTF-8 form becomes a question mark."""
-    with whole_file(path) as file:
-        file.write(text.encode("utf-8", "replace"))  # names of files may be any bytes
 
 
 def starts_like_json(path: Path) -> bool:
@@ -53,11 +51,11 @@ def starts_like_json(path: Path) -> bool:
     return begin[:1] in (b"{", b"[", b"")
 
 
-def new_file(path: str | os.PathLike[str], *, buffering: int = -1) -> BinaryIO:
+def new_file(path: Path) -> BinaryIO:
     """Open a file to write that was not there, in the place of whatever has its name, which is
     removed: a link is not followed.
     """
-    Path(path).unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
     flags |= getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-    return open(os.open(path, flags, 0o666), "wb", buffering=buffering)
+    return open(os.open(path, flags, 0o666), "wb", buffering=1 << 20)

@@ -9,18 +9,17 @@ file, or a tar without an index; the next run writes both anew.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
 import sys
 import tarfile
 from argparse import Namespace
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from itertools import chain, islice, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from ..command_options import CommandError
 from ..data.sources._index import FILE_COLUMNS, index_path, load_index, scan_tar
@@ -28,9 +27,8 @@ from ..errors import DecodeError
 from ..io._retry import is_transient
 from ..pipeline import PipelineBuilder
 from ..progress_bar import ProgressBar
-from ..scopes import scope
 from ..shown_text import counted
-from ..whole_files import new_file
+from ..whole_files import whole_file
 from .samples import encode, make_plan
 
 if TYPE_CHECKING:
@@ -38,6 +36,7 @@ if TYPE_CHECKING:
     from .samples import Sample, ShardPlan
 
 _PLAN_FILE = "dataset.json"
+_UNFINISHED = ".partial"
 
 
 def write_shards(options: Namespace) -> None:
@@ -103,11 +102,11 @@ def _claim(folder: str, plan: ShardPlan) -> None:
     """Write the plan to the folder, or check that the one already there is the same."""
     path, content = os.path.join(folder, _PLAN_FILE), plan.to_json()
     if not os.path.exists(path):
-        if others := sorted(set(os.listdir(folder)) - {_PLAN_FILE + ".partial"}):
+        if others := sorted(set(os.listdir(folder)) - {_PLAN_FILE + _UNFINISHED}):
             raise CommandError(
                 f"{folder} holds other files, such as {others[0]!r}. Give a new folder."
             )
-        with _named_when_whole(path) as file:
+        with whole_file(path, _UNFINISHED) as file:
             file.write(content)
     elif Path(path).read_bytes() != content:
         raise CommandError(
@@ -138,7 +137,7 @@ def _write_shard(
 ) -> TarIndex:
     left_out = []
     with (
-        _named_when_whole(tar_path) as file,
+        whole_file(tar_path, _UNFINISHED) as file,
         tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as tar,
     ):
         for num_done, (number, made) in enumerate(samples, 1):
@@ -175,24 +174,8 @@ def _check_skipped(error: Exception, options: Namespace) -> None:
 
 
 def _write_index(tar: str, index: TarIndex) -> None:
-    with _named_when_whole(index_path(tar)) as file:
+    with whole_file(index_path(tar), _UNFINISHED) as file:
         file.write(index.to_json())
-
-
-@scope
-def _named_when_whole(path: str) -> Iterator[BinaryIO]:
-    """Write a file that has its name once the block ends, and is not there if that fails."""
-    unfinished = path + ".partial"
-    try:
-        with new_file(unfinished, buffering=1 << 20) as file:
-            yield file
-            # The system may crash after the rename: the name must not outlive the content.
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(unfinished)
 
 
 def check_shards(folder: Path, *, writes_indexes: bool) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...shown_text import printable_line
-from ...whole_files import write_text
+from ...whole_files import whole_file
 
 _MOST_ROWS = 500
 
@@ -61,7 +61,8 @@ def write_page(path: str | os.PathLike[str], html: str) -> Path:
     path = Path(path)
     if path.is_dir():
         raise ValueError(f"{path}: a page must be a file, and this is a folder. Add a name to it.")
-    write_text(path, html)
+    with whole_file(path) as file:
+        file.write(html.encode("utf-8", "replace"))  # names of files may be any bytes
     return path
 
 
