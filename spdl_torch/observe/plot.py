@@ -165,7 +165,7 @@ class DrawnPart:
             panels,
             collections_of(self.run.events, self.origin),
             (begin, end),
-            heading=f"{_HEADINGS[kind]}\n{self._subtitle()}",
+            heading=f"{_HEADINGS[kind]}\n{self.run.described(self.origin)}",
             sentences=[
                 f"Pipeline {number}: {text}" if several else text
                 for number, (text, _) in findings.items()
@@ -197,12 +197,6 @@ class DrawnPart:
                 label = queues and min(queues, key=lambda row: row["stage_number"])["label"]
             found[number] = verdict.finding, label
         return found
-
-    def _subtitle(self) -> str:
-        facts, origin = self.run.facts, datetime.fromtimestamp(self.origin).astimezone()
-        parts = [self.run.path.name, f"run {facts['run_id']} of {facts['num_runs']}"]
-        parts += [f"rank {facts['rank']} of {facts['world_size']} on {facts['host']}"]
-        return "  |  ".join([*parts, f"started {origin.isoformat(sep=' ', timespec='seconds')}"])
 
 
 def drawn_part(

@@ -104,9 +104,9 @@ def test_events_of_any_name_have_a_table_with_their_details(tmp_path):
 def test_table_of_events_keeps_the_last_and_says_how_many_are_left_out():
     """A detail that no event has gets no column."""
     (table,) = event_tables(Event(n, "moved", {"to": n, "why": ""}) for n in range(600))
-    assert table.headings == ["at s", "To"]
-    assert (len(table.rows), table.rows[-1]) == (500, ["599.000", "599"])
-    assert table.note == "The last 500; 100 earlier ones are left out."
+    assert table["headings"] == ["at s", "To"]
+    assert (len(table["rows"]), table["rows"][-1]) == (500, ["599.000", "599"])
+    assert table["note"] == "The last 500; 100 earlier ones are left out."
 
 
 def test_live_page_lists_skipped_samples_with_their_keys(tmp_path):
@@ -212,7 +212,8 @@ def test_command_writes_the_page_and_prints_its_path(tmp_path, capsys):
     page = read(out)
     assert {"loader 0", "loader 1"} <= set(page.texts)
     assert ["<svg" in image for image in page.images] == [True] * 2
-    assert any("run.db, run 1 | pipeline 0 loader 0 | rank 0 of 1" in text for text in page.texts)
+    facts = [text for text in page.texts if text.startswith("run.db | run 1 of 1 | rank 0 of 1")]
+    assert [" | pipeline 0 loader 0 | " in text for text in facts] == [True, False]
     for number in (0, 1):
         assert_says(page, report_of_file(db, pipeline=number))
 

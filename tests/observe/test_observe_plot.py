@@ -108,7 +108,7 @@ def test_every_stage_has_its_lines_with_units(db_path):
     started = datetime.fromtimestamp(1000).astimezone().isoformat(sep=" ")
     for figure in (tasks, queues):
         assert figure.axes[-1].get_xlabel().startswith("time since the run's start (s)")
-        assert "s.db  |  run 1 of 1  |  rank 0 of 1" in figure.get_suptitle()
+        assert "s.db | run 1 of 1 | rank 0 of 1" in figure.get_suptitle()
         assert figure.get_suptitle().endswith(f"started {started}")
     assert lines(tasks, "task time") == {
         f"0:{position}:{label} {kind}": pytest.approx([value] * 3)

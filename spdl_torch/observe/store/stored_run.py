@@ -11,6 +11,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
@@ -124,6 +125,15 @@ class StoredRun:
                 f"{path}: run_id must be of a run with figures ({there}), got {run_id}."
             )
         return cls(Path(path), facts[0], intervals, tasks, queues, list(map(event_of, events)))
+
+    def described(self, started: float) -> str:
+        """Return which run it is. ``started``: seconds since 1970."""
+        facts, date = self.facts, datetime.fromtimestamp(started).astimezone()
+        return (
+            f"{self.path.name} | run {facts['run_id']} of {facts['num_runs']} | rank "
+            f"{facts['rank']} of {facts['world_size']} on {facts['host']} | started "
+            f"{date.isoformat(sep=' ', timespec='seconds')}"
+        )
 
     def pipelines(self) -> dict[int, str]:
         """Return the numbers of pipelines and loaders, in order, with their names."""

@@ -7,7 +7,6 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -223,16 +222,10 @@ class MeasuredRun:
         """Return where the statistics are from, if they were stored."""
         if self.run is None:
             return ""
+        pipeline = f"pipeline {self.pipeline} {self.run.pipelines().get(self.pipeline or 0, '')}"
         facts = self.run.facts
-        started = datetime.fromtimestamp(facts["started"]).astimezone()
-        parts = [
-            f"{self.run.path.name}, run {facts['run_id']}",
-            f"pipeline {self.pipeline} {self.run.pipelines().get(self.pipeline or 0, '')}",
-            f"rank {facts['rank']} of {facts['world_size']} on {facts['host']}",
-            f"started {started.isoformat(sep=' ', timespec='seconds')}",
-            ", ".join(f"{package} {version}" for package, version in facts["versions"].items()),
-        ]
-        return " | ".join(part.rstrip() for part in parts)
+        versions = ", ".join(map(" ".join, facts["versions"].items()))
+        return f"{self.run.described(facts['started'])} | {pipeline.rstrip()} | {versions}"
 
     def events(self) -> list[Event]:
         """Return what happened; of a run that is in a file, those that the file has."""
