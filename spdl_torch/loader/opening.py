@@ -14,7 +14,7 @@ from torch.utils.data._utils import pin_memory as _torch_pin_memory
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from ..errors import UnsupportedOptionError
-from ..late_imports import collected_later
+from ..lazy_names import collected_later
 from .backends.inline import InlineWorker
 from .backends.transfer_stage import DeviceStage, check_device
 from .error_notes import add_thread_note

@@ -18,7 +18,7 @@ from _forks import found_in_fork
 from _gates import in_thread, result_of
 
 from spdl_torch import DataLoader, PipelineDataset
-from spdl_torch.late_imports import collected_later
+from spdl_torch.lazy_names import collected_later
 from spdl_torch.machine.garbage import Collections
 from spdl_torch.machine.probes import start_probing, stop_probing
 from spdl_torch.machine.starting import handlers_deferred

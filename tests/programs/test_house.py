@@ -26,7 +26,6 @@ LAYERS = [
         "errors",
         "scopes",
         "checks",
-        "late_imports",
         "left_out",
         "lazy_names",
         "whole_files",
