@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shutil
 import time
-from typing import TextIO
+from typing import Self, TextIO
 
 _BAR_CELLS = 12
 
 
 class ProgressBar:
-    """Shows one part at a time: ``begin``, ``advance`` as often as you like, ``end``.
+    """Shows one part at a time: ``begin``, ``advance`` as often as you like, ``end``, which the end
+    of a block with it does.
 
     On a terminal the bar is drawn over itself and removed at the end. In a file or a pipe every
     part is one line, printed when it begins.
@@ -23,6 +24,12 @@ class ProgressBar:
         self.label = ""
         self._total = 0
         self._start_time = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
     def begin(self, label: str, total: int = 0) -> None:
         """Start a part of ``total`` images, or other units; 0 if there is nothing to count."""

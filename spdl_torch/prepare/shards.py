@@ -56,7 +56,6 @@ def write_shards(options: Namespace) -> None:
     if done:
         print(f"{len(done)} of {counted(len(shards), 'shard')} done before", file=sys.stderr)
     num_left_out, num_bytes = sum(len(index.left_out) for index in done.values()), 0
-    bar = ProgressBar(sys.stderr, "samples")
     pipeline = (
         PipelineBuilder()
         .add_source(chain(*(numbers for tar, numbers in shards.items() if tar not in done)))
@@ -64,16 +63,13 @@ def write_shards(options: Namespace) -> None:
         .add_sink()
         .build()
     )
-    with pipeline.auto_stop():
+    with pipeline.auto_stop(), ProgressBar(sys.stderr, "samples") as bar:
         samples = iter(pipeline)
         for number, (tar, numbers) in enumerate(shards.items(), 1):
             if tar in done:
                 continue
             bar.begin(f"shard {number} of {len(shards)}", len(numbers))
-            try:
-                index = _write_shard(tar, islice(samples, len(numbers)), plan, options, bar)
-            finally:
-                bar.end()
+            index = _write_shard(tar, islice(samples, len(numbers)), plan, options, bar)
             num_left_out += len(index.left_out)
             num_bytes += index.num_bytes
     left_out = f", {counted(num_left_out, 'file')} left out" if num_left_out else ""
@@ -88,14 +84,12 @@ def _plan_of(options: Namespace) -> ShardPlan:
     if options.out.resolve().is_relative_to(options.source.resolve()):
         raise CommandError(f"{options.out} is inside {options.source}. Give a folder beside it.")
     settings = {name: getattr(options, name) for name in ("resize", "quality", "shard_samples")}
-    bar = ProgressBar(sys.stderr)
-    bar.begin(f"listing {options.source}")
-    try:
-        return make_plan(options.source, settings)
-    except OSError as error:
-        raise CommandError(error) from error
-    finally:
-        bar.end()
+    with ProgressBar(sys.stderr) as bar:
+        bar.begin(f"listing {options.source}")
+        try:
+            return make_plan(options.source, settings)
+        except OSError as error:
+            raise CommandError(error) from error
 
 
 def _claim(folder: str, plan: ShardPlan) -> None:

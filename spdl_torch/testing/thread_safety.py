@@ -123,16 +123,15 @@ def _compare(both_ways: _BothWays, num_rounds: int, dataset: Any, functions: Seq
     shared, process = SharedObjects(dataset, functions), settings_now()
     changes: dict[str, str] = {}
     rounds: list[tuple[list[Any], Exception | None]] = []
-    bar = ProgressBar(sys.stderr, "batches")
-    for number in range(num_rounds):
-        bar.begin(f"on threads, round {number + 1}/{num_rounds}", both_ways.most_batches)
-        rounds.append(both_ways.on_threads(bar.advance))
-        shared.look()
-        changes = {**changed_settings(process), **changes}
-        put_back(process)  # each round begins alike
-    bar.begin("alone")
-    expected = both_ways.alone(*copies)
-    bar.end()
+    with ProgressBar(sys.stderr, "batches") as bar:
+        for number in range(num_rounds):
+            bar.begin(f"on threads, round {number + 1}/{num_rounds}", both_ways.most_batches)
+            rounds.append(both_ways.on_threads(bar.advance))
+            shared.look()
+            changes = {**changed_settings(process), **changes}
+            put_back(process)  # each round begins alike
+        bar.begin("alone")
+        expected = both_ways.alone(*copies)
     changed = _listed(list(changes.values()), "; ")
     for number, (got, error) in enumerate(rounds):
         difference = _difference(expected, got, error)
