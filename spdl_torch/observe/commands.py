@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
@@ -188,11 +187,6 @@ def _merged(arguments: argparse.Namespace) -> list[object]:
         return ["\n\n".join(str(report_in(each, path)) for each in profiles_of(read(path), path))]
     if torch is None:
         merge_ranks(traces, output)
-    elif len(traces) == 1 and not traces[0].is_dir():
-        merge_with_torch(traces[0], torch, output)
     else:
-        with tempfile.TemporaryDirectory() as folder:
-            ranks = Path(folder) / "ranks.json"
-            merge_ranks(traces, ranks)
-            merge_with_torch(ranks, torch, output)
+        merge_with_torch(traces, torch, output)
     return [output]

@@ -121,26 +121,26 @@ def report_in(profile: dict[str, Any], where: object) -> Report:
 
 
 def merge_with_torch(
-    trace: str | PathLike[str],
+    trace: str | PathLike[str] | Iterable[str | PathLike[str]],
     torch_trace: str | PathLike[str],
     output: str | PathLike[str],
 ) -> Path:
     """Merge a trace of ours with one of ``torch.profiler``, on one clock; return the path written.
 
-    trace: written by ``Profile.write_trace`` or :func:`merge_ranks`.
+    trace: written by ``Profile.write_trace`` or :func:`merge_ranks`; or several, as for that.
     torch_trace: written by ``export_chrome_trace`` in the same process, or on the same machine;
         plain or gzipped. Its events are kept as they are.
     output: of any name, gzipped where it ends in ``.gz``; may be one of the two.
     Raises: FileNotFoundError; ValueError: a file that is not such a trace, or an output that
         cannot be.
     """
-    output, ours, theirs = path_to_write(output), read(trace), read(torch_trace)
+    output, ours, theirs = path_to_write(output), _traces_in(trace), read(torch_trace)
     if OURS in theirs:
         raise ValueError(
             f"{torch_trace}: has rows of ours already. Merge with the file that torch wrote."
         )
     merged = {**theirs, "traceEvents": [*theirs["traceEvents"]]}
-    _lay_over(merged, [(trace, ours)], {})
+    _lay_over(merged, ours, {})
     write(output, merged)
     return output
 
@@ -162,12 +162,7 @@ def merge_ranks(
         or an offset for a rank that is not there.
     """
     output = path_to_write(output)
-    paths = [Path(traces)] if isinstance(traces, str | PathLike) else [*map(Path, traces)]
-    loaded = [each for path in paths for each in _loaded(path)]
-    if not loaded:
-        where = ", ".join(map(str, paths)) or "merge_ranks"
-        raise ValueError(f"{where}: there is no trace in it that Profile.write_trace wrote.")
-    offsets = dict(offsets or {})
+    loaded, offsets = _traces_in(traces), dict(offsets or {})
     ranks = {profile["rank"] for path, one in loaded for profile in profiles_of(one, path)}
     if unknown := sorted(offsets.keys() - ranks):
         raise ValueError(
@@ -180,6 +175,18 @@ def merge_ranks(
     merged["traceEvents"].sort(key=lambda event: event.get("ts", float("-inf")))
     write(output, merged)
     return output
+
+
+def _traces_in(
+    traces: str | PathLike[str] | Iterable[str | PathLike[str]],
+) -> list[tuple[Path, Trace]]:
+    """Return the traces in a file or a folder, or in several."""
+    paths = [Path(traces)] if isinstance(traces, str | PathLike) else [*map(Path, traces)]
+    loaded = [each for path in paths for each in _loaded(path)]
+    if not loaded:
+        where = ", ".join(map(str, paths)) or "merge_ranks"
+        raise ValueError(f"{where}: there is no trace in it that Profile.write_trace wrote.")
+    return loaded
 
 
 def _loaded(path: Path) -> Iterator[tuple[Path, Trace]]:
@@ -201,7 +208,7 @@ def _loaded(path: Path) -> Iterator[tuple[Path, Trace]]:
 
 def _lay_over(
     merged: Trace,
-    loaded: Iterable[tuple[str | PathLike[str], Trace]],
+    loaded: Iterable[tuple[Path, Trace]],
     offsets: Mapping[int, float],
 ) -> None:
     """Add our rows of traces, with ids that nothing else has. ``offsets``: seconds to add to the
