@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from spdl_torch.shown_text import counted
-from spdl_torch.whole_files import write_text
+from spdl_torch.whole_files import whole_file
 
 from .child_process import ChildFailure, run_child
 from .cpu_time import OtherPrograms
@@ -85,7 +85,8 @@ def run_bench(
         report.remarks.append("Smoke run: too little was measured to mean much.")
     print(report.text(), file=out, flush=True)
     if options.json is not None:
-        write_text(options.json, json.dumps(report.as_json(), indent=2) + "\n")
+        with whole_file(options.json) as file:
+            file.write(json.dumps(report.as_json(), indent=2).encode() + b"\n")
     has_failed = table.is_strict and bool(report.failures)
     return status or int(has_failed or not report.rows)
 
