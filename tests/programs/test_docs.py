@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import importlib
 import importlib.util
@@ -19,7 +18,7 @@ import bench.arguments as benchmark
 import pytest
 import torch
 from _folders import ROOT
-from test_surface import MODULES, lists
+from test_surface import MODULES, lists, pages_of_site
 from torch.utils.data import DataLoader as TorchLoader, TensorDataset
 
 import spdl_torch
@@ -198,9 +197,7 @@ def test_page_is_listed_when_it_is_under_docs():
 
 def test_every_public_module_has_a_page_that_exists():
     """Where the site shows the docstrings of its names."""
-    tree = ast.parse((ROOT / "docs" / "conf.py").read_text(encoding="utf-8"))
-    assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
-    (pages,) = [ast.literal_eval(n.value) for n in assigned if ast.unparse(n.targets[0]) == "PAGES"]
+    pages = pages_of_site()
     assert {*pages.values()} <= {page.stem for page in REFERENCE}
     assert {each for each in MODULES if not each.startswith("spdl_torch.spdl")} <= pages.keys()
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import pytest
 from _folders import ROOT
+from test_surface import pages_of_site
 
 import spdl_torch
 
@@ -198,14 +199,6 @@ for statement in {statements}:
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
-def public_modules():
-    """Those of whose names the documentation's site makes entries."""
-    tree = ast.parse((ROOT / "docs/conf.py").read_text(encoding="utf-8"))
-    assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
-    (pages,) = [n.value for n in assigned if ast.unparse(n.targets[0]) == "PAGES"]
-    return set(ast.literal_eval(pages))
-
-
 def test_public_modules_alone_have_a_list_of_names():
     """``__all__``, or what ``hand_on`` makes of it; the frozen surface says what stands in it."""
     kinds = ast.Assign | ast.AnnAssign | ast.Expr
@@ -215,7 +208,7 @@ def test_public_modules_alone_have_a_list_of_names():
         for each in tree.body
         if isinstance(each, kinds) and ast.unparse(each).startswith(("__all__", "hand_on()"))
     }
-    assert lists == public_modules()
+    assert lists == pages_of_site().keys()
 
 
 @pytest.mark.parametrize("name", ["DataLoder", "torch", "importlib_"])

@@ -7,6 +7,7 @@ is. A test compares each list with what the running code has.
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
 import inspect
 import json
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 from _datasets import MapData
+from _folders import ROOT
 from _tuners import RandomTuner
 
 import spdl_torch
@@ -37,6 +39,14 @@ def lists():
         elif line:
             names.append(line)
     return found
+
+
+def pages_of_site():
+    """The public modules, each with the page on which the documentation's site has its entries."""
+    tree = ast.parse((ROOT / "docs" / "conf.py").read_text(encoding="utf-8"))
+    assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
+    (pages,) = [ast.literal_eval(n.value) for n in assigned if ast.unparse(n.targets[0]) == "PAGES"]
+    return pages
 
 
 MODULES = [each for each in lists() if each.startswith("spdl_torch")]
