@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("spdl_torch.observe")
 
+_TELLING = ("spdl_torch.loader.dataloader.DataLoader", "spdl_torch.data.dataset.PipelineDataset")
+"""The classes whose objects begin each epoch within ``between_epochs``."""
+
 
 @scope
 def recording(
@@ -136,8 +139,9 @@ def _source_of(loader: Any) -> Any:
     (``_dataloader``) has put another one around, or the dataset inside of one."""
     inside = ("base_dataloader", "_dataloader", "dataset")
     for candidate in (loader, *(getattr(loader, name, None) for name in inside)):
-        # By what ours have alone: Accelerate's loaders claim the class of the one inside.
-        if hasattr(type(candidate), "decisions"):
+        # Accelerate's loaders claim the class of the one inside, so isinstance would not do.
+        kinds = {f"{kind.__module__}.{kind.__name__}" for kind in type(candidate).__mro__}
+        if not kinds.isdisjoint(_TELLING):
             if not getattr(candidate, "stats", getattr(candidate, "_stats", True)):
                 raise ValueError("recording: with stats=False there is nothing to record.")
             return candidate
