@@ -279,10 +279,17 @@ def test_forked_workers_go_on_without_the_parents_lock(tmp_path):
     assert num_fetched(path) == NUM_ITEMS
 
 
+class Decisions(SafeIndices):
+    """A dataset with a name that our loaders have."""
+
+    decisions = ()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"loaders": [1, 2]}, r"a spdl_torch.DataLoader, .* got list"),
+        ({"loaders": torch.utils.data.DataLoader(Decisions(4))}, "got DataLoader"),
         ({"loaders": {}}, "expected one loader or more, got an empty"),
         ({"loaders": loader(0, stats=False)}, "with stats=False there is nothing to record"),
         ({"interval_seconds": 0}, "interval_seconds must be > 0 seconds, got 0"),
