@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from ..engine.definition import MaxFailures, PipelineSpec, SourceSpec, Tuner
     from ..engine.hooks import HookFactory
-    from ..engine.queues import StatsQueue
+    from ..engine.stage_hooks import StatsQueue
     from ..engine.statistics import PipelineStats
     from ..io._transfer.batch_memory import BatchMemory
     from ..io._transfer.kept import TransferKeeper

@@ -70,12 +70,6 @@ class AsyncStage(Stage):
         both = ("feeder", self._feed), ("emitter", self._pass_on)
         return [(f"{self.spec.name}-{n}", functools.partial(self._live, w)) for n, w in both]
 
-    def _leave(self) -> bool:
-        is_last = super()._leave()
-        if is_last:
-            self._run.loop.release()
-        return is_last
-
     def request_stop(self) -> None:
         """Cancel the coroutines; the feeder ends with the inlet. Never blocks."""
         self._run.loop.call(self._cancel)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from .hooks import HookFactory, Reports
-    from .queues import StatsQueue
     from .run import Run
+    from .stage_hooks import StatsQueue
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

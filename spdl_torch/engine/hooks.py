@@ -12,7 +12,7 @@ import inspect
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from operator import add
 from time import monotonic, perf_counter_ns, thread_time_ns
@@ -251,7 +251,7 @@ class Reporter:
     def _run(self) -> None:
         from .loop import LazyRunner  # asyncio, which a loader does without
 
-        with LazyRunner() as runner:
+        with closing(LazyRunner()) as runner:
             self._report_until_the_end(runner)
 
     def _report_until_the_end(self, runner: LazyRunner) -> None:

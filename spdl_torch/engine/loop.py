@@ -10,12 +10,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    suppress,
+)
 from time import thread_time_ns
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from ..locks import RLock
 from ..scopes import scope
 
 if TYPE_CHECKING:
@@ -39,37 +42,45 @@ class NotAContextError(TypeError):
         return cls(f"must return a context manager, got {type(given).__name__}")
 
 
+async def _live(context: AbstractAsyncContextManager[Any], entered: Any, leave: Any) -> bool:
+    """Enter a context, and leave it in the same task.
+
+    entered: the future that is told that it was, or its error.
+    leave: gives what ``__aexit__`` is called with. The result is what that returns.
+    """
+    try:
+        async with AsyncExitStack() as stack:
+            entered.set_result(await stack.enter_async_context(context))
+            details = await asyncio.wrap_future(leave)
+            return await stack.pop_all().__aexit__(*details)
+    except BaseException as error:
+        if entered.done():
+            raise
+        entered.set_exception(error)
+    return False
+
+
+_NO_ERROR = None, None, None
+
+
 class LoopThread:
     """The thread of a run whose event loop serves asynchronous ops, and hooks of stages and queues.
-    It begins with the first ``hold``, and ends when all users, the run
-    that starts among them, have called ``release``.
+    It begins before the first of these, and ends when the source and all stages have ended.
     """
 
     def __init__(self, threads: ThreadGroup) -> None:
         self._threads = threads
-        self._lock = RLock()  # guards the number of users; never held in a wait
-        self._num_users = 1  # the run, as long as it starts
         self._loop: Future[asyncio.AbstractEventLoop] = Future()
-        self._end = asyncio.Event()  # set on the loop alone, as the next one
+        self._end = asyncio.Event()  # set on the loop alone
         self._cpu_ns = 0
         self._has_begun = self._is_over = False
 
-    def hold(self) -> None:
-        """Have it run until ``release`` was called as often."""
-        with self._lock:
-            self._num_users += 1
-            if not self._has_begun:
-                self._has_begun = True
-                self._threads.spawn(LOOP_NAME, self._run)
+    def begin(self) -> None:
+        """Have it run, unless it does. The thread that starts the run calls this."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._threads.spawn(LOOP_NAME, self._run)
         self._loop.result()
-
-    def release(self) -> None:
-        """Need it no longer. Never blocks."""
-        with self._lock:
-            self._num_users -= 1
-            is_over = self._num_users == 0
-        if is_over:
-            self.end()
 
     def end(self) -> None:
         """End: nobody needs it any more. Never blocks."""
@@ -109,29 +120,15 @@ class LoopThread:
     def entered(self, context: AbstractAsyncContextManager[Any]) -> Iterator[None]:
         """Enter an asynchronous context there, from any thread, and leave it in the same task."""
         entered: Future[None] = Future()
-        leave = asyncio.Event()
-
-        async def live() -> None:
-            try:
-                async with context:
-                    entered.set_result(None)
-                    await leave.wait()
-            except BaseException as error:
-                if entered.done():
-                    raise
-                entered.set_exception(error)
-
-        self.hold()
+        leave: Future[Any] = Future()
+        self.begin()
+        left = self.submit(_live(context, entered, leave))
+        entered.result()
         try:
-            left = self.submit(live())
-            entered.result()
-            try:
-                yield
-            finally:
-                self.call(leave.set)
-                left.result()
+            yield
         finally:
-            self.release()
+            leave.set_result(_NO_ERROR)
+            left.result()
 
 
 class LazyRunner:
@@ -142,10 +139,8 @@ class LazyRunner:
     def __init__(self) -> None:
         self._runner: asyncio.Runner | None = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Close the loop, if there is one."""
         if self._runner is not None:
             self._runner.close()
 
@@ -154,8 +149,24 @@ class LazyRunner:
         if isinstance(context, AbstractContextManager):
             return context
         if isinstance(context, AbstractAsyncContextManager):
-            return _Blocking(context, self._begun().get_loop())
+            return self._entered(context)
         raise NotAContextError.of(context)
+
+    @scope
+    def _entered(self, context: AbstractAsyncContextManager[Any]) -> Iterator[Any]:
+        loop = self._begun().get_loop()
+        entered, leave = loop.create_future(), loop.create_future()
+        task = loop.create_task(_live(context, entered, leave))
+        value = loop.run_until_complete(entered)
+        try:
+            yield value
+        except BaseException as error:
+            leave.set_result((type(error), error, error.__traceback__))
+            if not loop.run_until_complete(task):
+                raise
+        else:
+            leave.set_result(_NO_ERROR)
+            loop.run_until_complete(task)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end on this thread's loop."""
@@ -165,36 +176,3 @@ class LazyRunner:
         if self._runner is None:
             self._runner = asyncio.Runner()
         return self._runner
-
-
-class _Blocking(AbstractContextManager[Any]):
-    """An asynchronous context on a thread's own loop. One task enters it and leaves it."""
-
-    def __init__(
-        self, context: AbstractAsyncContextManager[Any], loop: asyncio.AbstractEventLoop
-    ) -> None:
-        self._context, self._loop = context, loop
-        self._leave: asyncio.Future[tuple[Any, Any, Any]] = loop.create_future()
-
-    async def _live(self, entered: asyncio.Future[Any]) -> bool | None:
-        try:
-            value = await self._context.__aenter__()
-        except BaseException as error:
-            entered.set_exception(error)
-            return None
-        entered.set_result(value)
-        return await self._context.__aexit__(*await self._leave)
-
-    def __enter__(self) -> Any:
-        entered: asyncio.Future[Any] = self._loop.create_future()
-        self._task = self._loop.create_task(self._live(entered))
-        return self._loop.run_until_complete(entered)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool | None:
-        self._leave.set_result((kind, error, traceback))
-        return self._loop.run_until_complete(self._task)

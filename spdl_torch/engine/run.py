@@ -29,21 +29,20 @@ from .channel import (
 )
 from .definition import BURST_BUFFER_SIZE, default_buffer_size
 from .failures import raised_in_handler
-from .hooks import Reporter, Reports, StageInfo, TaskHook, TaskStatsHook, check_interval
+from .hooks import Reporter, Reports, StageInfo, TaskStatsHook, check_interval
 from .loop import LOOP_NAME, LoopThread
-from .queues import queue_maker
 from .source import Source
 from .stacks import describe_busy
 from .stage import Stage
+from .stage_hooks import queue_maker
 from .statistics import PipelineStats
 from .threads import ThreadGroup
 
 if TYPE_CHECKING:
     from ..machine.readings import Probes
     from .definition import BuildOptions, PipelineSpec
-    from .hooks import HookFactory
-    from .queues import StatsQueue
     from .recorder import FlightRecorder
+    from .stage_hooks import StatsQueue
 
 _logger = logging.getLogger("spdl_torch.pipeline")
 
@@ -89,6 +88,7 @@ class Run:
         self.is_adjustable = options.tuner is not None
         self._threads = ThreadGroup(self.request_stop)
         self.loop = LoopThread(self._threads)
+        self._num_parts = 1 + len(spec.pipes)  # that have not ended
         self._started_ns = 0
         self._ended_ns: int | None = None
         self._probing = Probing()
@@ -132,7 +132,9 @@ class Run:
         """
         spec, options, recorder = self.spec, self.options, self.recorder
         make_queue = queue_maker(options.queue_class, interval)
-        make_hooks = options.task_hook_factory or _default_hooks(interval, recorder.enabled)
+        make_hooks = options.task_hook_factory or (
+            lambda info: [TaskStatsHook(info, interval)] if recorder.enabled else []
+        )
         concurrencies = [1, *(stage.concurrency for stage in spec.pipes), 1]
         names = [spec.src.name, *(stage.name for stage in spec.pipes), "sink"]
         infos = [
@@ -189,16 +191,9 @@ class Run:
         if self.recorder.enabled:
             self._probing.begin()
         self._started_ns = perf_counter_ns()
-        try:
-            self._start_threads()
-        finally:
-            self.loop.release()
-
-    def _start_threads(self) -> None:
         parts: list[Source | Stage] = [self.source, *self.stages]
-        for stage in self.stages:
-            if stage.spec.is_async:
-                self.loop.hold()  # until the stage has ended
+        if any(stage.spec.is_async for stage in self.stages):
+            self.loop.begin()
         try:
             for part in parts:
                 part.enter(part.outlet, *([self.queues[-1]] if part is parts[-1] else []))
@@ -287,6 +282,15 @@ class Run:
     def source_has_ended(self) -> None:
         """Note that the data has ended: what is left is in flight. Never blocks."""
         self._go_on_to(RunState.DRAINING)
+        self.part_has_ended()
+
+    def part_has_ended(self) -> None:
+        """Note that the source or a stage needs the loop no longer. Never blocks."""
+        with self._lock:
+            self._num_parts -= 1
+            is_last = not self._num_parts
+        if is_last:
+            self.loop.end()
 
     def request_stop(self) -> None:
         """End every wait. Never blocks; may be called from any thread, also by a finalizer."""
@@ -450,10 +454,3 @@ class Run:
     def describe(self) -> str:
         """Return the state and every stage, a line each."""
         return "\n".join([f"Pipeline [{self.state.value}]", *(f"  {p}" for p in self.spec.parts())])
-
-
-def _default_hooks(interval: float | None, enabled: bool) -> HookFactory:
-    def make(info: StageInfo) -> list[TaskHook]:
-        return [TaskStatsHook(info, interval)] if enabled else []
-
-    return make

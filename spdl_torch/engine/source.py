@@ -14,9 +14,9 @@ from .failures import as_exception, attach_note
 from .stage_hooks import enter_queue_hooks
 
 if TYPE_CHECKING:
-    from .queues import StatsQueue
     from .rings import Ring
     from .run import Run
+    from .stage_hooks import StatsQueue
 
 
 class Source:

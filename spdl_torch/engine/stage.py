@@ -18,6 +18,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, CancelledError
+from contextlib import closing
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -46,9 +47,9 @@ from .timeline import Outcome
 if TYPE_CHECKING:
     from .definition import Aggregator, StageSpec
     from .hooks import StageInfo, TaskHook
-    from .queues import StatsQueue
     from .rings import Ring
     from .run import Run
+    from .stage_hooks import StatsQueue
     from .threads import Target
 
 _logger = logging.getLogger("spdl_torch.pipeline")
@@ -120,6 +121,7 @@ class Stage:
         self.cut_short = False  # set by any thread, read by the last one to leave
         self._run = run
         self._number = stage_number
+        self._op = self._accumulate if spec.kind is OpKind.AGGREGATOR else spec.op
         self._measure = measure if run.recorder.enabled else unmeasured
         self._task_limit = run.task_limit if spec.executor is None else None
         self._calls = ExecutorCalls(lambda: outlet.closed)
@@ -248,14 +250,14 @@ class Stage:
         attach_note(error, f"in stage {self.spec.name!r} ({threading.current_thread().name})")
         self._run.fail(f"stage {self.spec.name!r} broke", [error])
 
-    def _leave(self) -> bool:
-        """Count one that ends; the last one ends the stage. Return whether it was that."""
+    def _leave(self) -> None:
+        """Count one that ends; the last one ends the stage."""
         with self._lock:
             self._num_present -= 1
             is_last = not self._num_present
         if not is_last:
             self.inlet.look_again()  # perhaps it has broken, and all others are parked
-            return False
+            return
         self.thread_count.end()
         try:
             if self.budget.overdrawn_at_end(self.num_tasks):
@@ -264,18 +266,17 @@ class Stage:
         except Exception as error:
             self.fail(error)
         finally:
-            self.hooks.stop_clocks()
             if self.cut_short:  # nobody takes any more: no thread before it may wait for room
                 self.inlet.close()
             self.outlet.finish()
-        return True
+            self._run.part_has_ended()
 
     def _overdraw(self) -> None:
         self._run.fail(self.budget.message(self.num_tasks), self.budget.errors)
 
     def _work(self, worker: Worker) -> None:
         """Take items, call the op, pass results on, until the data ends."""
-        with LazyRunner() as runner:
+        with closing(LazyRunner()) as runner:
             try:
                 self._work_on_items(worker, self._call_of(worker, runner))
             except BaseException:
@@ -284,7 +285,7 @@ class Stage:
 
     def _work_on_items(self, worker: Worker, call: Callable[[Any], Measured] | None) -> None:
         inlet, outlet, ring, cell = self.inlet, self.outlet, worker.ring, worker.cell
-        take, put, op, clock = self._take(worker), outlet.put, self.spec.op, cell.clock
+        take, put, op, clock = self._take(worker), outlet.put, self._op, cell.clock
         is_plain = not self.ordered and self._epochs is None
         expands = self.spec.kind is OpKind.GENERATOR
         since_ns = ring.begin()
@@ -441,39 +442,33 @@ class Stage:
     def _call_of(self, worker: Worker, runner: LazyRunner) -> Callable[[Any], Measured] | None:
         """Return the op as a call inside of the task hooks that returns its times too, measured
         where the op runs; None: the op is called as it is, and nothing around it."""
-        op, executor, kind = self.spec.op, self.spec.executor, self.spec.kind
+        op, executor, expands = self._op, self.spec.executor, self.spec.kind is OpKind.GENERATOR
         call: Callable[[Any], Measured] = functools.partial(self._measure, op)
         if executor is not None:
-            is_generator = kind is OpKind.GENERATOR
-            measured = functools.partial(measure_list if is_generator else self._measure, op)
+            measured = functools.partial(measure_list if expands else self._measure, op)
             call = functools.partial(self._calls.make, executor, measured)
-        elif self._measure is measure and kind is not OpKind.GENERATOR:
-            is_alone = self._task_limit is None and not self.hooks.of_tasks
-            if is_alone and kind is not OpKind.AGGREGATOR:
+        elif self._measure is measure and not expands:
+            if self._task_limit is None and not self.hooks.of_tasks:
                 return None
             call = metered(op)
         call = self._limited(call)
-        if kind is OpKind.GENERATOR:
+        if expands:
             step = self._limited(functools.partial(self._measure, next_of))
             call = functools.partial(self._expand, worker, call, step)
-        call = self.hooks.around(call, runner)
-        return self._accumulating(call, runner) if kind is OpKind.AGGREGATOR else call
+        return self.hooks.around(call, runner)
 
-    def _accumulating(
-        self, accumulate: Callable[[Any], Measured], runner: LazyRunner
-    ) -> Callable[[Any], Measured]:
-        """Return the call of a user's aggregator, for which a mark means that it is flushed."""
-        aggregator: Aggregator = self.spec.op.__self__  # type: ignore[attr-defined]  # a method
-        flush = self._limited(lambda _: self._measure(lambda _: aggregator.flush(), None))
-        flush = self.hooks.around(flush, runner)
+    @property
+    def _aggregator(self) -> Aggregator:
+        """The object whose method is the op."""
+        aggregator: Aggregator = self.spec.op.__self__  # type: ignore[attr-defined]
+        return aggregator
 
-        def call(item: Any) -> Measured:
-            if type(item) is not Mark:
-                return accumulate(item)
-            rest, wall_ns, cpu_ns = flush(None)
-            return None if self.spec.drop_last else rest, wall_ns, cpu_ns
-
-        return call
+    def _accumulate(self, item: Any) -> Any:
+        """Have a user's aggregator take an item; a mark means that it is flushed."""
+        if type(item) is not Mark:
+            return self._aggregator.accumulate(item)
+        rest = self._aggregator.flush()
+        return None if self.spec.drop_last else rest
 
     def _empty_aggregator(self) -> None:
         """Drop what a user's aggregator holds, where the loop was left or the run has failed. The
@@ -481,7 +476,7 @@ class Stage:
         if self.spec.kind is not OpKind.AGGREGATOR:
             return
         try:
-            self.spec.op.__self__.flush()  # type: ignore[attr-defined]
+            self._aggregator.flush()
         except Exception:  # the run has ended, whatever the user's method raises now
             _logger.exception(
                 "Pipeline: an aggregator could not be emptied after a run that was left"

@@ -1,22 +1,149 @@
-"""The hooks of one stage, from its first thread to its last: how users' methods are checked when a
-pipeline is built, and entered when it runs."""
+"""What users have around a stage: the queue after it, and its hooks, from its first thread to its
+last; how they are made and checked when a pipeline is built, and entered when it runs."""
 
 from __future__ import annotations
 
+import functools
 import inspect
+import logging
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    ExitStack,
+    nullcontext,
+)
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
-from .hooks import TaskHook, TaskStatsHook
+from .channel import Channel, Mark
+from .counters import QueueCounters
+from .failures import attach_note
+from .hooks import TaskHook, TaskStatsHook, call_back, check_interval, is_heard
 from .loop import NotAContextError
-from .queues import StatsQueue
+from .statistics import QueuePerfStats, queue_stats
 
 if TYPE_CHECKING:
     from .counters import TaskCell
-    from .loop import LazyRunner, LoopThread
+    from .hooks import StageInfo
+    from .loop import AnyContext, LazyRunner, LoopThread
+
+    QueueMaker = Callable[[StageInfo, int], "StatsQueue"]
 
 R = TypeVar("R")
+
+_logger = logging.getLogger("spdl_torch.pipeline")
+
+
+class StatsQueue(Channel[Any]):
+    """The queue after a stage, named after the stage that fills it: ``0:1:decode[10]_queue``.
+
+    ``interval``: as for :class:`TaskStatsHook`.
+    """
+
+    def __init__(self, info: StageInfo, buffer_size: int, interval: float | None = None) -> None:
+        super().__init__(buffer_size)
+        self.info = info
+        self.buffer_size = buffer_size
+        self.interval = check_interval(interval, f"{info}: interval")
+        self._last = QueueCounters()
+        self._shown: StatsQueue | None = None
+
+    def show(self, queue: StatsQueue) -> None:
+        """Show the figures of another queue: nothing passes through this one."""
+        self._shown = queue
+
+    def counters(self) -> QueueCounters:
+        """Return everything counted so far, open waits and open empty time included."""
+        return super().counters() if self._shown is None else self._shown.counters()
+
+    def stage_hook(self) -> AnyContext:
+        """Return a context, entered before the first item is put and left after the last one."""
+        return nullcontext()
+
+    @property
+    def name(self) -> str:
+        """Stage name plus ``_queue``; the same in every epoch."""
+        return f"{self.info}_queue"
+
+    async def interval_stats_callback(self, stats: QueuePerfStats) -> None:
+        """Override to export; ``async def`` or plain. The default logs at INFO level."""
+        _logger.info(
+            "%s: %d items, %.1f items/s, put waits %.3f ms, get waits %.3f ms, occupied %.0f %%",
+            self.name,
+            stats.num_items,
+            stats.qps,
+            stats.ave_put_time * 1e3,
+            stats.ave_get_time * 1e3,
+            stats.occupancy_rate * 100,
+        )
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether the callback has any effect."""
+        return is_heard(self.interval_stats_callback, StatsQueue.interval_stats_callback)
+
+    def report_interval(self, runner: LazyRunner) -> None:
+        """Call ``interval_stats_callback`` with the statistics since the last call."""
+        now = self.counters()
+        interval, self._last = now.since(self._last), now
+        call_back(self.interval_stats_callback, queue_stats(interval), self.name, runner)
+
+
+def queue_maker(
+    queue_class: Callable[..., StatsQueue] | None, interval: float | None
+) -> QueueMaker:
+    """Return the function that creates the queue after a stage: ``make(info, buffer_size)``.
+
+    queue_class: called as ``queue_class(info, buffer_size=n)``; ``interval=`` is passed too where
+        one was given to ``build``, the class takes it and a partial has none of its own.
+    """
+    make_queue = queue_class or StatsQueue
+    options = {"interval": interval} if interval and _takes_interval(make_queue) else {}
+
+    def make(info: StageInfo, buffer_size: int) -> StatsQueue:
+        try:
+            queue = make_queue(info, buffer_size=buffer_size, **options)
+        except Exception as error:
+            attach_note(error, f"build: raised by queue_class({info}, buffer_size={buffer_size})")
+            raise
+        _check(queue)
+        return queue
+
+    return make
+
+
+def _takes_interval(queue_class: Callable[..., Any]) -> bool:
+    if isinstance(queue_class, functools.partial) and "interval" in queue_class.keywords:
+        return False
+    try:
+        inspect.signature(queue_class).bind_partial(interval=None)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _check(queue: Any) -> None:
+    name = type(queue).__name__
+    if not isinstance(queue, StatsQueue):
+        raise TypeError(
+            f"build: queue_class must make a spdl_torch.pipeline.StatsQueue, got {name}. Subclass "
+            "StatsQueue and override interval_stats_callback."
+        )
+    for method in ("put", "get"):
+        own = getattr(type(queue), method)
+        if own is getattr(StatsQueue, method):
+            continue
+        if inspect.iscoroutinefunction(own):
+            raise TypeError(
+                f"build: {name}.{method} is a coroutine function, and threads use the queues here, "
+                "without an event loop. Override interval_stats_callback, which is given the waits "
+                f"of put and get; or make {method} a plain method."
+            )
+        if method == "get":
+            raise TypeError(
+                f"build: {name}.get would never be called: stages take items by get_numbered("
+                "timeout), which returns (number, item). Override that instead."
+            )
 
 
 class BadHookError(TypeError):
@@ -71,17 +198,10 @@ def bad_hook(hook: object, name: str, stage: str, error: NotAContextError) -> Ba
 
 def enter_queue_hooks(stack: ExitStack, queues: Sequence[StatsQueue], loop: LoopThread) -> None:
     """Enter the ``stage_hook()`` of each queue whose class has one of its own, until the stack is
-    closed; they are left in the same order."""
-    entered = []
-    try:
-        for queue in queues:
-            if type(queue).stage_hook is not StatsQueue.stage_hook:
-                context = _stage_hook(queue, queue.info.stage_name, loop)
-                context.__enter__()
-                entered.append(context)
-    finally:
-        for context in reversed(entered):
-            stack.push(context)
+    closed."""
+    for queue in queues:
+        if type(queue).stage_hook is not StatsQueue.stage_hook:
+            stack.enter_context(_stage_hook(queue, queue.info.stage_name, loop))
 
 
 def _stage_hook(
@@ -123,13 +243,12 @@ class StageHooks:
             self._entered.enter_context(_stage_hook(hook, self._stage, self._loop))
 
     def leave(self) -> None:
-        """Leave what was entered. Raises: what a hook raises."""
-        self._entered.close()
-
-    def stop_clocks(self) -> None:
-        """Stop the clocks of the statistics."""
-        for recorder in self.recorders:
-            recorder.end()
+        """Leave what was entered, and stop the clocks. Raises: what a hook raises."""
+        try:
+            self._entered.close()
+        finally:
+            for recorder in self.recorders:
+                recorder.end()
 
     def share(self, cell: TaskCell) -> None:
         """Let the recorders count what a thread writes into its cell."""
@@ -143,10 +262,11 @@ class StageHooks:
             return call
 
         def call_hooked(item: Any) -> R:
+            given = None if type(item) is Mark else item  # where an aggregator is flushed
             with ExitStack() as stack:
                 for hook in hooks:
                     try:
-                        context = runner.blocking(hook.task_hook(item))
+                        context = runner.blocking(hook.task_hook(given))
                     except NotAContextError as error:
                         raise bad_hook(hook, "task_hook", self._stage, error) from None
                     stack.enter_context(context)

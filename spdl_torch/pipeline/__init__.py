@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         TaskHook as TaskHook,
         TaskStatsHook as TaskStatsHook,
     )
-    from ..engine.queues import StatsQueue as StatsQueue
+    from ..engine.stage_hooks import StatsQueue as StatsQueue
     from ..engine.statistics import (
         PipelineStats as PipelineStats,
         QueuePerfStats as QueuePerfStats,

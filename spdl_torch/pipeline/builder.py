@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from ..engine.definition import Aggregator, MaxFailures, OutputOrder, StageSpec, Tuner
     from ..engine.hooks import HookFactory
-    from ..engine.queues import StatsQueue
+    from ..engine.stage_hooks import StatsQueue
 
 S = TypeVar("S")
 T = TypeVar("T")

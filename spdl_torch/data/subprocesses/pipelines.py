@@ -37,7 +37,7 @@ from .items import Passes, Sent, SubprocessItems
 if TYPE_CHECKING:
     from ...engine.definition import MaxFailures, PipelineSpec
     from ...engine.hooks import HookFactory
-    from ...engine.queues import StatsQueue
+    from ...engine.stage_hooks import StatsQueue
     from ...engine.statistics import PipelineStats
     from ...observe.verdict.report import Report
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from ...engine.hooks import TaskHook, TaskStatsHook
-from ...engine.queues import StatsQueue
+from ...engine.stage_hooks import StatsQueue
 from ...engine.threads import repeating
 from ...engine.timeline import TwoClocks
 from ...machine.garbage import Collections
