@@ -20,8 +20,7 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from ..machine.gil import is_taken
-from ..machine.readings import Probes
+from ..machine.readings import Probes, is_taken
 
 if TYPE_CHECKING:
     from ..engine.statistics import PipelineStats, StageStats

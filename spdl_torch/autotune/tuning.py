@@ -284,7 +284,7 @@ class _Session:
         return self._free.keys()
 
     def read(self) -> tuple[PipelineStats, int]:
-        return self._run.snapshot(), self._run.num_delivered
+        return self._run.snapshot(), self._run.outlet.counters().num_got
 
     def memory_in_flight(self) -> int | None:
         then, left = self._limits.memory_bytes, Limits.of_this_machine().memory_bytes

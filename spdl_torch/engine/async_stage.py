@@ -263,7 +263,7 @@ class AsyncStage(Stage):
         worker.times = Times(*worker.times.waits_ns(done_ns), done_ns)
         if done_ns - since_ns >= worker.ring.shortest_ns:
             times, kind = (since_ns, started_ns, ended_ns, done_ns, -1), outcome or Outcome.PASSED
-            worker.ring.add(*times, worker.taken, output, self.inlet, self.outlet, kind)
+            worker.ring.add(times, worker.taken, output, self.inlet, self.outlet, kind)
 
 
 def _resume(again: asyncio.Future[bool], goes_on: bool) -> None:

@@ -194,7 +194,6 @@ class Channel(Generic[T]):
         self._created_ns = self._empty_since_ns = perf_counter_ns()
         self._empty_ns = 0
         self._ended_ns: int | None = None
-        self._peak = 0
 
     def put(self, item: T) -> int:
         """Append ``item``; blocks while the channel is full. Returns the item's number, which
@@ -339,8 +338,8 @@ class Channel(Generic[T]):
         """Return the number of items that wait, those before their turn included."""
         if not self._early and not self.mark_numbers:
             return len(self._items)
-        early = sum(type(item) not in self._marks for item in self._early.copy().values())
         with self._lock:
+            early = sum(type(item) not in self._marks for item in self._early.values())
             waiting_marks = len(self.mark_numbers) - self._num_marks_got()
             return len(self._items) - waiting_marks + early
 
@@ -366,7 +365,6 @@ class Channel(Generic[T]):
                 put_wait=self._puts.waits.read(),
                 get_wait=self._gets.waits.read(),
                 empty_ns=self._empty_ns + max(0, open_empty),
-                peak_items=self._peak,
             )
 
     def _num_marks_got(self) -> int:
@@ -501,7 +499,6 @@ class Channel(Generic[T]):
         number = -1
         if seq is not None and seq != self._turn:
             self._early[seq] = item
-            self._peak = max(self._peak, len(self._items) + len(self._early))
         else:
             number = self._num_put
             self._append(item)
@@ -527,8 +524,6 @@ class Channel(Generic[T]):
             self._empty_since_ns = 0
         items.append(item)
         self._num_put += 1
-        if len(items) > self._peak:
-            self._peak = len(items)
         if self._gets.waiters and not self._gets.is_woken:
             self._wake(self._gets)
 

@@ -70,7 +70,6 @@ class QueueCounters(NamedTuple):
     """Total ns (open waits included), waits open now, histogram of the closed waits."""
     get_wait: tuple[int, int, tuple[int, ...]] = _NO_WAIT
     empty_ns: int = 0
-    peak_items: int = 0
 
     def since(self, before: QueueCounters) -> QueueCounters:
         """Return the interval between ``before`` and this reading."""
@@ -81,7 +80,6 @@ class QueueCounters(NamedTuple):
             _wait_since(self.put_wait, before.put_wait),
             _wait_since(self.get_wait, before.get_wait),
             self.empty_ns - before.empty_ns,
-            self.peak_items,
         )
 
 

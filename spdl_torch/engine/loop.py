@@ -10,12 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future
-from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
-    AsyncExitStack,
-    suppress,
-)
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, suppress
 from time import thread_time_ns
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 

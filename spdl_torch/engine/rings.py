@@ -22,7 +22,7 @@ _FIRST_CAPACITY = 64  # then doubled: most rings never fill, and to clear a whol
 
 _RECORD = struct.Struct("10q")
 _pack_into, _SIZE = _RECORD.pack_into, _RECORD.size
-_HEAD, _WORD = struct.Struct("3q"), struct.Struct("q")  # of a shared ring: epoch, thread, count
+_HEAD_SIZE = 3 * 8  # of a shared ring: epoch, thread, count
 
 _TURN_KINDS = len(Outcome)  # lower kinds are the outcome of a turn, higher ones the name of a part
 
@@ -46,18 +46,15 @@ class Ring:
 
     def add(
         self,
-        since_ns: int,
-        started_ns: int,
-        ended_ns: int,
-        done_ns: int,
-        cpu_ns: int,
+        times: tuple[int, int, int, int, int],
         number: int,
         output: int,
         before: Sized | None,
         after: Sized | None,
         kind: int = Outcome.PASSED,
     ) -> None:
-        """Record a turn: the fields of :class:`Turn`, and the queues before and after the stage.
+        """Record a turn: the fields of :class:`Turn`, the first five as ``times``, and the queues
+        before and after the stage.
 
         The caller has compared its length with ``shortest_ns``: it does so for every item, and a
         call for that would cost more than all the rest.
@@ -70,21 +67,7 @@ class Ring:
             self._buffer = bytearray(self._buffer) + more
         num_before = -1 if before is None else len(before)
         num_after = -1 if after is None else len(after)
-        # No *(...) here: it would make a tuple and a list for every record.
-        _pack_into(
-            self._buffer,
-            place,
-            since_ns,
-            started_ns,
-            ended_ns,
-            done_ns,
-            cpu_ns,
-            number,
-            output,
-            num_before,
-            num_after,
-            kind,
-        )
+        _pack_into(self._buffer, place, *times, number, output, num_before, num_after, kind)
         self._num_added = added + 1  # last: whoever reads this count finds the record in place
 
     def add_part(self, name: str, started_ns: int, ended_ns: int, cpu_ns: int) -> None:
@@ -92,7 +75,8 @@ class Ring:
         if name not in self._part_names:
             self._part_names.append(name)
         kind = _TURN_KINDS + self._part_names.index(name)
-        self.add(started_ns, started_ns, ended_ns, ended_ns, cpu_ns, -1, -1, None, None, kind)
+        times = started_ns, started_ns, ended_ns, ended_ns, cpu_ns
+        self.add(times, -1, -1, None, None, kind)
 
     def copied(self) -> RingCopy:
         """Return what it holds now. Any thread may call this."""
@@ -117,41 +101,41 @@ class SharedRing(Ring):
     def __init__(self, memory: memoryview, part_names: tuple[str, ...]) -> None:
         """``part_names``: of all the parts that will be recorded."""
         self.shortest_ns = 0
-        self._head, self._buffer = memory[: _HEAD.size], memory[_HEAD.size :]
+        self._head, self._buffer = memory[:_HEAD_SIZE].cast("q"), memory[_HEAD_SIZE:]
         self._capacity = len(self._buffer) // _SIZE
         self._part_names = list(part_names)
 
     @staticmethod
     def num_bytes(capacity: int) -> int:
         """Return the size of the memory for so many records."""
-        return _HEAD.size + capacity * _SIZE
+        return _HEAD_SIZE + capacity * _SIZE
 
     def clear(self, epoch: int, shortest_ns: int) -> None:
         """Begin anew: what is written from now on belongs to that epoch."""
         self.shortest_ns = shortest_ns
-        _HEAD.pack_into(self._head, 0, epoch, 0, 0)
+        self._head[0], self._head[1], self._head[2] = epoch, 0, 0
 
     @property
     def epoch(self) -> int:
         """The number of the epoch that it is about."""
-        return int(_HEAD.unpack_from(self._head)[0])
+        return self._head[0]
 
     @property
     def thread_id(self) -> int:
         """The thread that writes; 0 = it has not begun."""
-        return int(_HEAD.unpack_from(self._head)[1])
+        return self._head[1]
 
     @thread_id.setter
     def thread_id(self, thread_id: int) -> None:
-        _WORD.pack_into(self._head, _WORD.size, thread_id)
+        self._head[1] = thread_id
 
     @property
     def _num_added(self) -> int:
-        return int(_HEAD.unpack_from(self._head)[2])
+        return self._head[2]
 
     @_num_added.setter
     def _num_added(self, count: int) -> None:
-        _WORD.pack_into(self._head, 2 * _WORD.size, count)
+        self._head[2] = count
 
 
 class RingCopy(NamedTuple):
@@ -211,7 +195,7 @@ class ConsumerRing(Ring):
         if self._got_ns:
             asked = self._asked_ns
             if now - asked >= self.shortest_ns:
-                self.add(asked, self._got_ns, now, now, -1, self._number, -1, before, None)
+                self.add((asked, self._got_ns, now, now, -1), self._number, -1, before, None)
             self._got_ns = 0
         elif self._asked_ns:
             return  # asked before, and timed out
@@ -231,8 +215,8 @@ class ConsumerRing(Ring):
         """Note that no more items will come."""
         now = perf_counter_ns()
         if self._got_ns and now - self._asked_ns >= self.shortest_ns:
-            number = self._number
-            self.add(self._asked_ns, self._got_ns, now, now, -1, number, -1, None, None)
+            times = self._asked_ns, self._got_ns, now, now, -1
+            self.add(times, self._number, -1, None, None)
         if self._asked_ns and not self._got_ns:
             self._waits = self._waits[0] + now - self._asked_ns, 0
         self._asked_ns = self._got_ns = 0

@@ -19,14 +19,7 @@ from ..locks import RLock
 from ..machine.probes import join_probing
 from ..machine.readings import Probing
 from .async_stage import AsyncStage
-from .channel import (
-    EPOCH_END,
-    Channel,
-    ChannelClosed,
-    EndOfChannel,
-    WaitIsOver,
-    warn_when_stalled,
-)
+from .channel import EPOCH_END, Channel, ChannelClosed, EndOfChannel, WaitIsOver, warn_when_stalled
 from .definition import BURST_BUFFER_SIZE, default_buffer_size
 from .failures import raised_in_handler
 from .hooks import Reporter, Reports, StageInfo, TaskStatsHook, check_interval
@@ -388,11 +381,6 @@ class Run:
     def is_taking(self) -> bool:
         """Whether it runs, and the source has more."""
         return self.state is RunState.RUNNING
-
-    @property
-    def num_delivered(self) -> int:
-        """The number of items that the consumer took so far."""
-        return self.outlet.counters().num_got
 
     def set_concurrency(self, stage: str, count: int) -> None:
         """Work on ``count`` threads from now on; surplus ones rest when they have passed on the

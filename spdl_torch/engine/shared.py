@@ -38,13 +38,6 @@ class SharedCounter:
         self._lock = RLock()  # re-entrant: a finalizer on this thread may count, too
 
 
-class _Numbered(weakref.ref[T]):
-    """A weak reference that knows the object's number when the object is gone."""
-
-    __slots__ = ("number",)
-    number: int
-
-
 class LiveObjects(Generic[T]):
     """Objects that somebody holds, without keeping any of them alive.
 
@@ -54,20 +47,19 @@ class LiveObjects(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._found: dict[int, _Numbered[T]] = {}
+        self._found: dict[int, weakref.ref[T]] = {}  # by their own numbers
         # Filled by the interpreter, on a thread that may hold any lock: so without one; and without
         # a line of Python, where Ctrl-C might come and be lost.
-        self._gone: deque[_Numbered[T]] = deque()
+        self._gone: deque[weakref.ref[T]] = deque()
         self._renew_lock()
         _call_in_forks(self._renew_lock)
 
     def add(self, thing: T) -> None:
-        """List the object from now on, as long as it lives."""
-        reference = _Numbered(thing, self._gone.append)
-        reference.number = id(thing)
+        """List the object, which is not listed yet, from now on, as long as it lives."""
+        reference = weakref.ref(thing, self._gone.append)
         with self._lock:
             self._forget_gone()
-            self._found[reference.number] = reference
+            self._found[id(reference)] = reference
 
     def now(self) -> list[T]:
         """Return the objects that live, in the order in which they were added."""
@@ -83,10 +75,7 @@ class LiveObjects(Generic[T]):
 
     def _forget_gone(self) -> None:
         while self._gone:
-            reference = self._gone.popleft()
-            # Another object may have got the number since.
-            if self._found.get(reference.number) is reference:
-                del self._found[reference.number]
+            self._found.pop(id(self._gone.popleft()), None)
 
     def _renew_lock(self) -> None:
         self._lock = RLock()  # re-entrant: a finalizer on this thread may list, too

@@ -107,8 +107,8 @@ class Source:
         output = self.outlet.put(item)
         since_ns, self._since_ns = self._since_ns, perf_counter_ns()
         if self._since_ns - since_ns >= self._ring.shortest_ns:
-            times = since_ns, since_ns, ended_ns, self._since_ns
-            self._ring.add(*times, -1, -1, output, None, self.outlet)
+            times = since_ns, since_ns, ended_ns, self._since_ns, -1
+            self._ring.add(times, -1, output, None, self.outlet)
 
 
 def _epoch_of(iterable: Any) -> int:

@@ -341,7 +341,7 @@ class Stage:
             done_ns = perf_counter_ns()
             if done_ns - since_ns >= ring.shortest_ns:
                 times = since_ns, started_ns, ended_ns, done_ns, cpu_ns
-                ring.add(*times, number, output, inlet, outlet, outcome)
+                ring.add(times, number, output, inlet, outlet, outcome)
             since_ns = done_ns
 
     def _count_failure(self, error: Exception, number: int, item: Any) -> None:

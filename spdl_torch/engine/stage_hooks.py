@@ -7,12 +7,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
-    ExitStack,
-    nullcontext,
-)
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from .channel import Channel, Mark

@@ -116,7 +116,8 @@ def _function_modes() -> Callable[[], None] | None:
     if not hasattr(overrides, "_get_current_function_mode_stack"):
         return None
     stack = overrides._get_current_function_mode_stack()
-    foreign = [each for each in stack if _package(each) not in ("torch", "spdl_torch")]
+    packages = [(each, type(each).__module__.partition(".")[0]) for each in stack]
+    foreign = [each for each, package in packages if package not in ("torch", "spdl_torch")]
     if not foreign:
         return None
 
@@ -149,10 +150,6 @@ def _user() -> weakref.ref[threading.Thread]:
     me = threading.current_thread()
     user: weakref.ref[threading.Thread] = getattr(me, "spdl_user", None) or weakref.ref(me)
     return user
-
-
-def _package(value: object) -> str:
-    return type(value).__module__.partition(".")[0]
 
 
 def exit_has_begun() -> bool:
@@ -199,12 +196,7 @@ class ThreadGroup:
             _live.add(self)
         steps = [step for read in _taken_over if (step := read()) is not None]
         threads = [
-            threading.Thread(
-                target=_run_as,
-                args=(f"spdl-{name}", target, steps),
-                name=f"spdl-{name}",
-                daemon=True,
-            )
+            threading.Thread(target=_run_as, args=(target, steps), name=f"spdl-{name}", daemon=True)
             for name, target in targets
         ]
         self._threads += threads
@@ -249,12 +241,12 @@ class ThreadGroup:
         return [t.name for t in self._threads if t.is_alive() and t not in without and t is not me]
 
 
-def _run_as(name: str, target: Callable[[], None], steps: Sequence[Callable[[], None]]) -> None:
-    """Run ``target`` as a thread that the system knows by this name, with those that it starts.
+def _run_as(target: Callable[[], None], steps: Sequence[Callable[[], None]]) -> None:
+    """Run ``target`` as a thread that the system knows by its name, with those that it starts.
     ``steps``: take over the settings of the thread that has started it."""
     for step in steps:
         step()
-    call_itself(name)
+    call_itself(threading.current_thread().name)
     try:
         target()
     finally:

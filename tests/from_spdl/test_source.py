@@ -148,7 +148,7 @@ ONE = (DistributedRandomSampler,)
         (ONE, 3, {"weights": [1e308] * 3}, "weights must add up to a finite number > 0, got inf"),
         ((MergeIterator,), None, {"iterables": []}, "iterables must hold at least one"),
         ((MergeIterator,), None, {"stop_after": -2}, "stop_after must be >= -1, got -2"),
-        ((MergeIterator,), None, {"weights": [1]}, "as many as iterables, got 1 weights for 2"),
+        ((MergeIterator,), None, {"weights": [1]}, "must be 2 numbers, one for each iterable, got"),
         ((MergeIterator,), None, {"weights": ["a", 1]}, "weights must be numbers"),
         ((MergeIterator,), None, {"weights": [-1, 1]}, "must be finite and >= 0"),
         ((MergeIterator,), None, {"weights": [0, 0]}, "must add up to a finite number > 0"),

@@ -21,7 +21,7 @@ from spdl_torch.loader import user_warnings
 from spdl_torch.loader.backends.jobs import SharedJob
 from spdl_torch.loader.checkpoint.epoch import Given
 from spdl_torch.loader.stats.stats import EpochStats
-from spdl_torch.machine import gil
+from spdl_torch.machine import readings
 from spdl_torch.observe import Cause, Probes, judge, make_report
 from spdl_torch.testing.thread_safety import threads_interleaved
 
@@ -116,7 +116,7 @@ def test_ring_grows_while_somebody_reads_it():
     ring = Ring(1 << 12, 0)
     with memoryview(ring._buffer) as held:
         for number in range(1_000):
-            ring.add(0, number, number, number, 0, number, number, None, None)
+            ring.add((0, number, number, number, 0), number, number, None, None)
         with pytest.raises(BufferError, match="cannot be re-sized"):
             held.obj.extend(b"0")  # so does the one that is held now
     turns, _, lost = ring.read()
@@ -130,11 +130,11 @@ HELD_UP = reading(0.5, stage("fetch", busy=0.98, cpu=0.25))
 
 def test_verdict_names_the_switch_of_a_python_that_can_do_without_its_gil(monkeypatch):
     """An interpreter of the free-threaded build whose GIL is on; others have no such switch."""
-    monkeypatch.setattr(gil.sysconfig, "get_config_var", lambda name: 1)
+    monkeypatch.setattr(readings.sysconfig, "get_config_var", lambda name: 1)
     for has_gil in (True, False):
-        monkeypatch.setattr(gil.sys, "_is_gil_enabled", lambda has=has_gil: has, raising=False)
-        assert gil.could_go_without_gil() is has_gil
-        assert gil.has_gil() is has_gil
+        monkeypatch.setattr(readings.sys, "_is_gil_enabled", lambda has=has_gil: has, raising=False)
+        assert readings.could_go_without_gil() is has_gil
+        assert readings.has_gil() is has_gil
     on = Probes(gil_seconds=6e-3, could_go_without_gil=True)
     assert judge(HELD_UP, probes=on).cause is Cause.GIL
     assert "PYTHON_GIL=0" in judge(HELD_UP, probes=on).action

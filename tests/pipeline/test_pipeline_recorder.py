@@ -48,7 +48,8 @@ def test_a_ring_keeps_the_latest_and_counts_the_rest(capacity, count):
     """It reads the last turns, in order, and the number of those missing."""
     ring = Ring(capacity, 0)
     for number in range(count):
-        ring.add(number, number + 1, number + 2, number + 3, 4, number, 5, None, [0] * 7)
+        times = number, number + 1, number + 2, number + 3, 4
+        ring.add(times, number, 5, None, [0] * 7)
     turns, parts, num_lost = ring.read()
     assert [turn.number for turn in turns] == list(range(num_lost, count))
     assert parts == []

@@ -116,7 +116,8 @@ class Forwarder:
             del result
             done_ns = perf_counter_ns()
             if done_ns - since_ns >= ring.shortest_ns:
-                ring.add(since_ns, started_ns, ended_ns, done_ns, -1, number, number, inlet, outlet)
+                times = since_ns, started_ns, ended_ns, done_ns, -1
+                ring.add(times, number, number, inlet, outlet)
             since_ns = done_ns
 
     def _when_due(self, result: Result, outlet: Channel[Result]) -> Result:

@@ -229,18 +229,8 @@ class Worker:
                 outcome = Outcome.FAILED
             done_ns = perf_counter_ns()
             if done_ns - since_ns >= ring.shortest_ns:
-                ring.add(
-                    since_ns,
-                    started_ns,
-                    ended_ns,
-                    done_ns,
-                    cpu_ns,
-                    number,
-                    output,
-                    epoch.jobs_of(self._number),
-                    epoch.results,
-                    outcome,
-                )
+                times = since_ns, started_ns, ended_ns, done_ns, cpu_ns
+                ring.add(times, number, output, epoch.jobs_of(self._number), epoch.results, outcome)
             return done_ns
         finally:
             del job, maker, epoch, result  # as in _work

@@ -3,7 +3,7 @@ question about it has one property. What it may show: the causes.
 
 The thresholds were measured: 1 to 4 threads on 2 cores that ran pure Python, C code without the
 GIL, and sleeps (see the explanation page). What holds of the GIL is in
-:mod:`spdl_torch.machine.gil`.
+:mod:`spdl_torch.machine.readings`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...machine import gil
+from ...machine.readings import Probes, is_hinted, is_taken, take_turns
 
 if TYPE_CHECKING:
     from ...engine.statistics import PipelineStats, StageStats
-    from ...machine.readings import Probes
 
 
 class Cause(enum.Enum):
@@ -109,7 +108,7 @@ class Load(NamedTuple):
     @property
     def looks_like_gil(self) -> bool:
         """Whether several threads use about one core together."""
-        return self.threads > 1 and gil.take_turns(self.cores)
+        return self.threads > 1 and take_turns(self.cores)
 
 
 def num_delivered(stages: Sequence[StageStats]) -> int | None:
@@ -330,7 +329,7 @@ class Reading:
         if self.probes.own_gil or waits is None:
             return False
         interval = self.probes.switch_interval
-        return gil.is_taken(waits, interval, in_turns=self.load.looks_like_gil)
+        return is_taken(waits, interval, in_turns=self.load.looks_like_gil)
 
     @property
     def is_short_of_cores(self) -> bool:
@@ -385,8 +384,8 @@ class Reading:
             return False
         if probes.gil_seconds is None:
             return not is_known and load.looks_like_gil
-        is_hinted = gil.is_hinted(probes.gil_seconds, probes.switch_interval)
-        return is_hinted and gil.take_turns(load.cores, begins_late=not is_known)
+        waits = is_hinted(probes.gil_seconds, probes.switch_interval)
+        return waits and take_turns(load.cores, begins_late=not is_known)
 
     @property
     def may_hide_gil(self) -> bool:

@@ -14,8 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from ...machine.gil import has_gil
-from ...machine.readings import Probes
+from ...machine.readings import Probes, has_gil
 from ...shown_text import counted, percent, shown_seconds
 from .advice import Ceiling, advise, without_any_waits, without_start, without_waits
 from .causes import SHORT_SECONDS, Cause, Reading

@@ -1,27 +1,18 @@
 """``spdl.examples.sqlite_stats_logger``: the statistics file of :mod:`spdl_torch.observe`."""
 
+from spdl_torch.lazy_names import hand_on
+
 from ...observe import (
-    EventLogEntry,
-    QueueStatsLogEntry,
-    QueueStatsQueryResult,
-    SQLiteStatsWriter,
-    TaskStatsLogEntry,
-    TaskStatsQueryResult,
-    log_stats_summary,
-    query_event_stats,
-    query_queue_stats,
-    query_task_stats,
+    EventLogEntry as EventLogEntry,
+    QueueStatsLogEntry as QueueStatsLogEntry,
+    QueueStatsQueryResult as QueueStatsQueryResult,
+    SQLiteStatsWriter as SQLiteStatsWriter,
+    TaskStatsLogEntry as TaskStatsLogEntry,
+    TaskStatsQueryResult as TaskStatsQueryResult,
+    log_stats_summary as log_stats_summary,
+    query_event_stats as query_event_stats,
+    query_queue_stats as query_queue_stats,
+    query_task_stats as query_task_stats,
 )
 
-__all__ = [
-    "EventLogEntry",
-    "QueueStatsLogEntry",
-    "QueueStatsQueryResult",
-    "SQLiteStatsWriter",
-    "TaskStatsLogEntry",
-    "TaskStatsQueryResult",
-    "log_stats_summary",
-    "query_event_stats",
-    "query_queue_stats",
-    "query_task_stats",
-]
+hand_on()

@@ -49,16 +49,8 @@ class SizedIterable(Protocol[T_co]):
 
 
 @runtime_checkable
-class SizedIterableWithShuffle(Protocol[T_co]):
+class SizedIterableWithShuffle(IterableWithShuffle[T_co], SizedIterable[T_co], Protocol[T_co]):
     """An iterable with a length, whose order can be changed."""
-
-    def __iter__(self) -> Iterator[T_co]: ...
-
-    def __len__(self) -> int: ...
-
-    def shuffle(self, seed: int) -> None:
-        """Make iterations from now on use the order that belongs to ``seed``."""
-        ...
 
 
 def __getattr__(name: str) -> Any:

@@ -36,13 +36,7 @@ class DistributedDeterministicSampler:
     """Each rank already has its own part: nothing is to be divided again."""
 
     def __init__(
-        self,
-        n: int,
-        /,
-        *,
-        rank: int,
-        world_size: int,
-        ddp_drop_last_distributed_round: bool = True,
+        self, n: int, /, *, rank: int, world_size: int, ddp_drop_last_distributed_round: bool = True
     ) -> None:
         name = type(self).__name__
         n = _checked(name, n, rank, world_size)
@@ -122,7 +116,10 @@ class DistributedRandomSampler:
                 )
             draws -= draws % world_size
         self._rank, self._world_size, self._num_draws = rank, world_size, draws
-        self._weights = None if weights is None else _shares(name, weights, self._n)
+        self._weights = None
+        if weights is not None:
+            shares = checked_weights(name, weights, self._n, "index")
+            self._weights = shares / shares.sum()
         self._seed = seed
 
     def __len__(self) -> int:
@@ -151,18 +148,23 @@ def _checked(name: str, n: int, rank: int, world_size: int) -> int:
     return n
 
 
-def _shares(name: str, weights: Sequence[float], n: int) -> NDArray[np.float64]:
-    """Return the weights, scaled to add up to 1."""
-    shares = np.array(weights, dtype=np.float64)
-    if shares.shape != (n,):
+def checked_weights(
+    name: str, weights: Sequence[float], count: int, of_what: str
+) -> NDArray[np.float64]:
+    """Return weights as an array. Raises: ValueError, see the classes that have some."""
+    try:
+        numbers = np.array(weights, dtype=np.float64)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise ValueError(f"{name}: weights must be numbers: {error}.") from error
+    if numbers.shape != (count,):
         raise ValueError(
-            f"{name}: weights must be {n} numbers, one for each index, got shape {shares.shape}."
+            f"{name}: weights must be {count} numbers, one for each {of_what}, got shape "
+            f"{numbers.shape}."
         )
-    if not np.isfinite(shares).all() or (shares < 0).any():
+    if not np.isfinite(numbers).all() or (numbers < 0).any():
         raise ValueError(f"{name}: weights must be finite and >= 0.")
     with np.errstate(over="ignore"):
-        total = shares.sum()
+        total = numbers.sum()
     if not 0 < total < np.inf:
         raise ValueError(f"{name}: weights must add up to a finite number > 0, got {total}.")
-    shares /= total
-    return shares
+    return numbers

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar, overload
 
 from ...checks import check_whole
 from . import IterableWithShuffle, SizedIterable, SizedIterableWithShuffle
+from ._sampler import checked_weights
 
 __all__ = ["MergeIterator", "embed_shuffle", "repeat_source"]
 
@@ -161,7 +162,7 @@ class MergeIterator(Iterable[T]):
         self.stop_after = stop_after
         self.seed = seed
         if weights is not None:
-            numbers = _checked_weights(weights, len(iterables))
+            numbers = checked_weights("MergeIterator", weights, len(iterables), "iterable").tolist()
             self.iterables = [each for each, w in zip(iterables, numbers, strict=True) if w]
             self.weights = [weight for weight in numbers if weight]
 
@@ -216,22 +217,3 @@ def _whole_numbers(weights: Sequence[float]) -> list[int]:
     numbers = [int(fraction * scale) for fraction in fractions]
     divisor = math.gcd(*numbers)
     return [number // divisor for number in numbers]
-
-
-def _checked_weights(weights: Sequence[float], num_iterables: int) -> list[float]:
-    if len(weights) != num_iterables:
-        raise ValueError(
-            f"MergeIterator: weights must be as many as iterables, got {len(weights)} weights for "
-            f"{num_iterables}."
-        )
-    try:
-        numbers = [float(weight) for weight in weights]
-    except (OverflowError, TypeError, ValueError) as error:
-        raise ValueError(f"MergeIterator: weights must be numbers: {error}.") from error
-    if any(not math.isfinite(number) or number < 0 for number in numbers):
-        raise ValueError(f"MergeIterator: weights must be finite and >= 0, got {numbers}.")
-    if not 0 < sum(numbers) < math.inf:
-        raise ValueError(
-            f"MergeIterator: weights must add up to a finite number > 0, got {numbers}."
-        )
-    return numbers

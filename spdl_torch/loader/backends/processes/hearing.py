@@ -174,7 +174,7 @@ class Incoming:
         self._ready: deque[_Heard] = deque()
         self._turn = 0
         self._wait_time = WaitTime()
-        self._num_put = self._num_got = self._peak = 0
+        self._num_put = self._num_got = 0
         self._created_ns = self._empty_since_ns = perf_counter_ns()
         self._empty_ns = 0
         self._ended_ns: int | None = None
@@ -235,7 +235,6 @@ class Incoming:
             self._empty_ns += max(0, since_ns - self._empty_since_ns)
             self._empty_since_ns = 0
         self._num_put += type(heard[1]) not in NO_BATCHES
-        self._peak = max(self._peak, len(self))
 
     def _opened(self, child: WorkerProcess, packed: Result) -> Result:
         if not isinstance(packed, Loaded):
@@ -266,7 +265,6 @@ class Incoming:
             num_got=self._num_got,
             get_wait=self._wait_time.read(),
             empty_ns=self._empty_ns + open_empty,
-            peak_items=self._peak,
         )
 
     def close(self) -> None:
