@@ -13,16 +13,15 @@ import functools
 import heapq
 import itertools
 from collections import deque
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, aclosing
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .channel import Channel, ChannelClosed, EndOfChannel, Mark
 from .failures import as_exception
-from .loop import NotAContextError
 from .ops import OpKind
 from .stage import Stage, Times, Worker
-from .stage_hooks import bad_hook
+from .stage_hooks import checked_context
 from .timeline import Outcome
 
 if TYPE_CHECKING:
@@ -169,12 +168,11 @@ class AsyncStage(Stage):
         async with AsyncExitStack() as stack:
             for hook in self.hooks.of_tasks:
                 context = hook.task_hook(item)
+                context = checked_context(hook, "task_hook", self.spec.name, context)
                 if isinstance(context, AbstractAsyncContextManager):
                     await stack.enter_async_context(context)
-                elif isinstance(context, AbstractContextManager):
-                    stack.enter_context(context)
                 else:
-                    raise bad_hook(hook, "task_hook", self.spec.name, NotAContextError.of(context))
+                    stack.enter_context(context)
             if self.spec.kind is OpKind.ASYNC_FUNCTION:
                 return await self.spec.op(item)
             async with aclosing(self.spec.op(item)) as outputs:

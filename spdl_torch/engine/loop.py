@@ -12,7 +12,7 @@ from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, suppress
 from time import thread_time_ns
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..scopes import scope
 
@@ -26,18 +26,7 @@ LOOP_NAME = "loop"
 AnyContext = AbstractContextManager[Any] | AbstractAsyncContextManager[Any]
 
 
-class NotAContextError(TypeError):
-    """Raised for an object that neither ``with`` nor ``async with`` can enter."""
-
-    @classmethod
-    def of(cls, given: Any) -> Self:
-        """Return the error for an object that is not a context manager."""
-        if hasattr(given, "close"):
-            given.close()  # a coroutine: no warning that it was never awaited
-        return cls(f"must return a context manager, got {type(given).__name__}")
-
-
-async def _live(context: AbstractAsyncContextManager[Any], entered: Any, leave: Any) -> bool:
+async def _live(context: AbstractAsyncContextManager[Any], entered: Any, leave: Any) -> Any:
     """Enter a context, and leave it in the same task.
 
     entered: the future that is told that it was, or its error.
@@ -141,11 +130,7 @@ class LazyRunner:
 
     def blocking(self, context: AnyContext) -> AbstractContextManager[Any]:
         """Return ``context`` as a plain context manager."""
-        if isinstance(context, AbstractContextManager):
-            return context
-        if isinstance(context, AbstractAsyncContextManager):
-            return self._entered(context)
-        raise NotAContextError.of(context)
+        return context if isinstance(context, AbstractContextManager) else self._entered(context)
 
     @scope
     def _entered(self, context: AbstractAsyncContextManager[Any]) -> Iterator[Any]:

@@ -9,12 +9,11 @@ costs at most 0.3 % of a thread's time, however small the items are.
 
 from __future__ import annotations
 
-import itertools
 import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Sized
-from functools import partial
+from itertools import repeat, takewhile
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -88,7 +87,7 @@ class FlightRecorder:
         return ring
 
     def add_queue(self, stage_number: int, name: str, capacity: int) -> None:
-        """Note the queue after the stage at ``stage_number``."""
+        """Note the queue after the stage at ``stage_number``; once more if it has grown."""
         self._queues[stage_number] = QueueTrack(stage_number, name, capacity)
 
     def completed_by(self, complete: Callable[[Timeline], Timeline]) -> None:
@@ -101,14 +100,10 @@ class FlightRecorder:
         """
         self._ordered[stage_number] = progress
 
-    def set_capacity(self, stage_number: int, capacity: int) -> None:
-        """Note that the queue after that stage holds more items from now on."""
-        self._queues[stage_number] = self._queues[stage_number]._replace(capacity=capacity)
-
     def finish(self) -> None:
         """Let go of everything of an ended run except the rings."""
         for stage_number, progress in list(self._ordered.items()):
-            self._ordered[stage_number] = partial(_same, progress())
+            self._ordered[stage_number] = repeat(progress()).__next__
 
     def failed(
         self, where: str, number: int, error: BaseException, *, key: str | None = None
@@ -194,10 +189,6 @@ class SharedRecorder(FlightRecorder):
         return self._ring
 
 
-def _same(value: tuple[int, int]) -> tuple[int, int]:
-    return value
-
-
 class _Process:
     """The level in force, and every recorder that is alive."""
 
@@ -251,7 +242,7 @@ def _collections_since(begin_ns: int) -> list[Instant]:
     # not, and a collection in between would append to it. The latest first, and only those asked
     # for: in a long process the deque is full.
     hear_of_garbage()
-    latest = itertools.takewhile(lambda each: each[1] >= begin_ns, reversed(_collections.copy()))
+    latest = takewhile(lambda each: each[1] >= begin_ns, reversed(_collections.copy()))
     return [
         Instant(started, "gc", {"generation": generation, "seconds": (ended - started) / 1e9})
         for started, ended, generation in latest

@@ -413,7 +413,7 @@ class Run:
         is_given = number > 0 and self.spec.pipes[number - 1].buffer_size is not None
         if not is_given and capacity > queue.capacity:
             queue.grow(capacity)
-            self.recorder.set_capacity(number, capacity)
+            self.recorder.add_queue(number, queue.info.stage_name, capacity)
 
     # For its readers:
 

@@ -14,7 +14,6 @@ from .channel import Channel, Mark
 from .counters import QueueCounters
 from .failures import attach_note
 from .hooks import TaskHook, TaskStatsHook, call_back, check_interval, is_heard
-from .loop import NotAContextError
 from .statistics import QueuePerfStats, queue_stats
 
 if TYPE_CHECKING:
@@ -183,11 +182,16 @@ def _check_method(hook: Any, name: str, stage: str) -> None:
             )
 
 
-def bad_hook(hook: object, name: str, stage: str, error: NotAContextError) -> BadHookError:
-    """Return the error for a method whose result turned out to be no context manager."""
-    return BadHookError(
-        f"stage {stage!r}: {type(hook).__name__}.{name} {error}. Decorate it with "
-        "contextlib.contextmanager or contextlib.asynccontextmanager."
+def checked_context(hook: object, name: str, stage: str, given: Any) -> AnyContext:
+    """Return what a method of a hook has returned. Raises: BadHookError: it cannot be entered."""
+    if isinstance(given, AbstractContextManager | AbstractAsyncContextManager):
+        return given
+    if hasattr(given, "close"):
+        given.close()  # a coroutine: no warning that it was never awaited
+    raise BadHookError(
+        f"stage {stage!r}: {type(hook).__name__}.{name} must return a context manager, got "
+        f"{type(given).__name__}. Decorate it with contextlib.contextmanager or "
+        "contextlib.asynccontextmanager."
     )
 
 
@@ -203,12 +207,8 @@ def _stage_hook(
     owner: TaskHook | StatsQueue, stage: str, loop: LoopThread
 ) -> AbstractContextManager[Any]:
     """Return ``owner.stage_hook()``, on the loop if it is asynchronous. Raises: BadHookError."""
-    context: Any = owner.stage_hook()
-    if isinstance(context, AbstractContextManager):
-        return context
-    if isinstance(context, AbstractAsyncContextManager):
-        return loop.entered(context)
-    raise bad_hook(owner, "stage_hook", stage, NotAContextError.of(context))
+    context = checked_context(owner, "stage_hook", stage, owner.stage_hook())
+    return context if isinstance(context, AbstractContextManager) else loop.entered(context)
 
 
 class StageHooks:
@@ -260,11 +260,9 @@ class StageHooks:
             given = None if type(item) is Mark else item  # where an aggregator is flushed
             with ExitStack() as stack:
                 for hook in hooks:
-                    try:
-                        context = runner.blocking(hook.task_hook(given))
-                    except NotAContextError as error:
-                        raise bad_hook(hook, "task_hook", self._stage, error) from None
-                    stack.enter_context(context)
+                    context = hook.task_hook(given)
+                    context = checked_context(hook, "task_hook", self._stage, context)
+                    stack.enter_context(runner.blocking(context))
                 return call(item)
             raise RuntimeError("a task hook must not swallow the exception of the op.")
 

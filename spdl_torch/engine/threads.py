@@ -54,26 +54,17 @@ def takes_over(read: TakeOver) -> TakeOver:
 
 
 @takes_over
-def _context_variables() -> Callable[[], None] | None:
-    """Take over context variables, as a forked worker has them, such as numpy's error handling and
-    the precision of decimals. A thread would begin with their defaults.
+def _decimals() -> Callable[[], None] | None:
+    """Have a context of decimals of one's own, like that of the starting thread: it changes with
+    every operation. All other context variables have the values of that thread.
     """
-    values = dict(contextvars.copy_context())
-    if not values:
-        return None
-    decimal = sys.modules.get("decimal")
-
-    def take_over() -> None:
-        for variable, value in values.items():
-            is_shared = decimal is not None and isinstance(value, decimal.Context)
-            variable.set(value.copy() if is_shared else value)  # it changes with every operation
-
-    return take_over
+    decimal: Any = sys.modules.get("decimal")
+    return decimal and (lambda: decimal.setcontext(decimal.getcontext().copy()))
 
 
 @takes_over
 def _grad_mode() -> Callable[[], None] | None:
-    """Take over ``torch.no_grad()``, likewise. Inference mode arrives as that: a tensor made in it
+    """Take over ``torch.no_grad()``. Inference mode arrives as that: a tensor made in it
     could not be used outside, while those that come from a worker process can.
     """
     torch: Any = sys.modules.get("torch")
@@ -195,9 +186,14 @@ class ThreadGroup:
             self._user = _user()
             _live.add(self)
         steps = [step for read in _taken_over if (step := read()) is not None]
+        # As a forked worker, a thread has the context variables of the one that starts it, such as
+        # numpy's error handling. It would begin with their defaults.
+        runs = [contextvars.copy_context().run for _ in targets]
         threads = [
-            threading.Thread(target=_run_as, args=(target, steps), name=f"spdl-{name}", daemon=True)
-            for name, target in targets
+            threading.Thread(
+                target=run, args=(_run_as, target, steps), name=f"spdl-{name}", daemon=True
+            )
+            for run, (name, target) in zip(runs, targets, strict=True)
         ]
         self._threads += threads
         start(*threads)

@@ -87,11 +87,8 @@ def run_pipeline_in_subprocess(
     Raises: UnsupportedOptionError: ``mp_context="fork"``; pickle.PicklingError: see above. From the
         loop: ``PipelineFailure`` and all that a pipeline raises; RuntimeError: the child has died.
     """
-    config: PipelineSpec[T]
-    if isinstance(config_or_builder, PipelineBuilder):
-        config = config_or_builder.get_config()
-    else:
-        config = config_or_builder
+    given = config_or_builder
+    config = given.get_config() if isinstance(given, PipelineBuilder) else given
     options = BuildOptions(
         num_threads=num_threads,
         max_failures=max_failures,
