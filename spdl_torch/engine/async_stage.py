@@ -45,8 +45,8 @@ class Output(NamedTuple):
 class AsyncStage(Stage):
     """A stage of coroutines. A stop cancels the running ones at their next ``await``."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         count = self.spec.concurrency
         self._free = Channel[Worker](count)
         # Room for an output of each coroutine and the feeder's end: the loop never waits.

@@ -184,23 +184,6 @@ class CallClock:
 class TaskCell:
     """One thread's counts of one stage. Only that thread writes them; any thread may read them."""
 
-    __slots__ = (
-        "_counts",
-        "busy_ns",
-        "clock",
-        "clocked_ns",
-        "cpu_ns",
-        "failed_ns",
-        "histogram",
-        "long_cpu_ns",
-        "long_ns",
-        "num_dropped",
-        "num_failures",
-        "num_tasks",
-        "part",
-        "ring",
-    )
-
     def __init__(self) -> None:
         self.ring: Ring | None = None
         self.part = ""

@@ -138,38 +138,25 @@ class Run:
         """The queues, from that of the source to that of the sink, which only shows figures."""
         self.stages: list[Stage] = []
         """The stages, upstream first."""
-        for number, info in enumerate(infos[:-1]):
-            stage = spec.pipes[number - 1] if number else None
-            given = None if stage is None else stage.buffer_size
-            queue = make_queue(
-                info, given or default_buffer_size(max(concurrencies[number : number + 2]))
-            )
+        sizes = [None, *(stage.buffer_size for stage in spec.pipes)]
+        for number, (info, given) in enumerate(zip(infos[:-1], sizes, strict=True)):
+            most_threads = max(concurrencies[number : number + 2])
+            queue = make_queue(info, given or default_buffer_size(most_threads))
             if given is None:
                 queue.allow_bursts(BURST_BUFFER_SIZE)
-            if stage is None:
-                ring = recorder.new_ring(info.stage_name, 0, role="source")
-                self.source = Source(self, queue, ring)
-            else:
-                kind = AsyncStage if stage.is_async else Stage
-                live = kind(
-                    self,
-                    stage,
-                    info,
-                    number,
-                    inlet=self.queues[-1],
-                    outlet=queue,
-                    hooks=make_hooks(info),
-                )
-                self.stages.append(live)
             self.queues.append(queue)
-        self.outlet = queue
-        """The queue from which the consumer takes."""
         sink = make_queue(infos[-1], spec.sink.buffer_size)
         sink.show(queue)
         queue.grow(queue.capacity + sink.buffer_size)
-        for number, (info, queue) in enumerate(zip(infos[:-1], self.queues, strict=True)):
-            recorder.add_queue(number, info.stage_name, queue.capacity)
-        self._consumer = recorder.new_consumer_ring(len(self.queues), queue)
+        self.outlet = queue
+        """The queue from which the consumer takes."""
+        for number, queue in enumerate(self.queues):
+            recorder.add_queue(number, names[number], queue.capacity)
+        self.source = Source(self)
+        for number, (stage, info) in enumerate(zip(spec.pipes, infos[1:-1], strict=True), 1):
+            kind = AsyncStage if stage.is_async else Stage
+            self.stages.append(kind(self, number, info, make_hooks(info)))
+        self._consumer = recorder.new_consumer_ring(len(self.queues), self.outlet)
         self.queues.append(sink)
 
     # How it runs:

@@ -81,13 +81,6 @@ class LiveObjects(Generic[T]):
         self._lock = RLock()  # re-entrant: a finalizer on this thread may list, too
 
 
-class _Loan(weakref.ref[Any], Generic[T]):
-    """The owner of what is lent."""
-
-    __slots__ = ("value",)
-    value: T
-
-
 class Loans(Generic[T]):
     """Values that are lent, each until its owner is gone, and those that are back.
 
@@ -97,15 +90,14 @@ class Loans(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._out: dict[int, _Loan[T]] = {}
-        self._over: deque[_Loan[T]] = deque()
+        self._out: dict[int, tuple[weakref.ref[Any], T]] = {}  # by the numbers of references
+        self._over: deque[weakref.ref[Any]] = deque()
         self._back: deque[T] = deque()
 
     def lend(self, owner: Any, value: T) -> None:
         """Lend a value as long as ``owner`` lives. Any thread may."""
-        loan: _Loan[T] = _Loan(owner, self._over.append)
-        loan.value = value
-        self._out[id(loan)] = loan
+        reference = weakref.ref(owner, self._over.append)
+        self._out[id(reference)] = reference, value
 
     def give_back(self, value: T) -> None:
         """Have a value back that no owner has. Any thread may."""
@@ -118,15 +110,14 @@ class Loans(Generic[T]):
     def take_back(self) -> Iterator[T]:
         """Yield those that are back, once each. One thread at a time."""
         while self._over:
-            loan = self._over.popleft()
-            del self._out[id(loan)]
-            self._back.append(loan.value)
+            _, value = self._out.pop(id(self._over.popleft()))
+            self._back.append(value)
         while self._back:
             yield self._back.popleft()
 
     def lent(self) -> list[T]:
         """Return those that nobody has taken back, without those that were given back."""
-        return [loan.value for loan in self._out.copy().values()]
+        return [value for _, value in self._out.copy().values()]
 
 
 def _call_in_forks(function: Callable[[], None]) -> None:

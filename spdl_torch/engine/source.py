@@ -14,7 +14,6 @@ from .failures import as_exception, attach_note
 from .stage_hooks import enter_queue_hooks
 
 if TYPE_CHECKING:
-    from .rings import Ring
     from .run import Run
     from .stage_hooks import StatsQueue
 
@@ -29,13 +28,13 @@ class Source:
     ``next()`` cannot be interrupted, and nobody waits for it: its thread ends when that returns.
     """
 
-    def __init__(self, run: Run, outlet: StatsQueue, ring: Ring) -> None:
+    def __init__(self, run: Run) -> None:
         self.spec = run.spec.src
-        self.outlet = outlet
+        self.outlet = run.queues[0]
         self.thread: threading.Thread | None = None
         """Set by the run, which does not wait for it when it stops."""
         self._run = run
-        self._ring = ring
+        self._ring = run.recorder.new_ring(self.spec.name, 0, role="source")
         self._hooks = ExitStack()
         self._cancel: Callable[[], object] | None = None  # of an asynchronous pass
 

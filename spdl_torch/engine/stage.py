@@ -45,7 +45,7 @@ from .statistics import StageStats
 from .timeline import Outcome
 
 if TYPE_CHECKING:
-    from .definition import Aggregator, StageSpec
+    from .definition import Aggregator
     from .hooks import StageInfo, TaskHook
     from .rings import Ring
     from .run import Run
@@ -100,27 +100,17 @@ class Stage:
     that an executor has not begun is withdrawn.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        spec: StageSpec,
-        info: StageInfo,
-        stage_number: int,
-        *,
-        inlet: StatsQueue,
-        outlet: StatsQueue,
-        hooks: list[TaskHook],
-    ) -> None:
-        self.spec = spec
+    def __init__(self, run: Run, number: int, info: StageInfo, hooks: list[TaskHook]) -> None:
+        """``number``: of the stage; 0 is the source."""
+        self.spec = spec = run.spec.pipes[number - 1]
         self.info = info
-        self.inlet = inlet
-        self.outlet = outlet
+        self.inlet, self.outlet = inlet, outlet = run.queues[number - 1 : number + 1]
         self.hooks = StageHooks(hooks, spec.name, run.loop)
         limit = run.options.max_failures if spec.max_failures is None else spec.max_failures
         self.budget = FailureBudget(spec.name, limit)
         self.cut_short = False  # set by any thread, read by the last one to leave
         self._run = run
-        self._number = stage_number
+        self._number = number
         self._op = self._accumulate if spec.kind is OpKind.AGGREGATOR else spec.op
         self._measure = measure if run.recorder.enabled else unmeasured
         self._task_limit = run.task_limit if spec.executor is None else None
@@ -130,7 +120,7 @@ class Stage:
         has_peers = spec.concurrency > 1 or is_adjustable
         self.ordered = spec.output_order == "input" and has_peers
         if self.ordered:
-            run.recorder.restores_order(stage_number, outlet.progress)
+            run.recorder.restores_order(number, outlet.progress)
         self._epochs: EpochEnds | None = None
         if run.spec.src.continuous and has_peers and not self.ordered:
             self._epochs = EpochEnds(inlet, outlet)

@@ -65,14 +65,16 @@ class _Probe:
         self._garbage = Collections()
         self._times = ThreadTimes(_OWN_NAME)
 
-    def start(self, user: object) -> None:
-        """Start probing for ``user``; it ends when all users have stopped it or are gone."""
+    def start(self, user: object) -> bool:
+        """Start probing for ``user``; it ends when all users have stopped it or are gone. Return
+        whether nobody probed before: then the run delays were read just now.
+        """
         with self._lock:
             is_first = not self.is_used
             alive = {key: each for key, each in self._users.items() if each() is not None}
             self._users = {**alive, id(user): weakref.ref(user)}
             if not is_first:
-                return
+                return False
             # A bare lock, because a finalizer may release it: see Reporter.
             self._going_on = going_on = threading.Lock()
             going_on.acquire()
@@ -83,6 +85,7 @@ class _Probe:
         thread = threading.Thread(target=self._run, args=(going_on,), name=_OWN_NAME, daemon=True)
         start(thread)
         self._thread = thread
+        return True
 
     def stop(self, user: object) -> None:
         """Stop probing for ``user``, if it was. Never blocks; a finalizer may call it."""

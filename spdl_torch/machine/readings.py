@@ -112,8 +112,8 @@ class Probing:
 
     def begin(self) -> None:
         """Start probing."""
-        start_probing(self)
-        self._before = probe_counters()
+        has_read = start_probing(self)
+        self._before = probe_counters(run_delays=not has_read)
 
     def end(self) -> None:
         """Take the last reading. Never blocks."""
