@@ -78,7 +78,7 @@ class LoopThread:
         except BaseException as error:
             if self._loop.done():
                 raise
-            self._loop.set_exception(error)  # there are no files for a loop: who holds it is told
+            self._loop.set_exception(error)  # no files for a loop: who waits is told
 
     async def _serve(self) -> None:
         self._loop.set_result(asyncio.get_running_loop())
@@ -86,7 +86,7 @@ class LoopThread:
             await self._end.wait()
 
     def call(self, function: Any, *args: Any) -> None:
-        """Call a function there, soon, if somebody holds the loop. Never blocks."""
+        """Call a function there, soon, if there is a loop. Never blocks."""
         if self._loop.done():
             with suppress(RuntimeError, OSError):  # it has ended, or never began
                 self._loop.result().call_soon_threadsafe(function, *args)

@@ -18,7 +18,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ..locks import RLock
-from ..machine.probes import hear_of_garbage, tell_of_garbage
+from ..machine.probes import long_collections
 from .failures import text_of
 from .rings import ConsumerRing, Ring, read_row
 from .shared import LiveObjects, SharedCounter
@@ -225,28 +225,14 @@ def live_recorders() -> list[FlightRecorder]:
         return sorted(_process.live.now(), key=lambda recorder: recorder.number)
 
 
-_collections: deque[tuple[int, int, int]] = deque(maxlen=_MOST_INSTANTS)
-
-
-def _garbage_was_collected(started_ns: int, ended_ns: int, generation: int) -> None:
-    """Record a garbage collection, if it took long."""
-    if ended_ns - started_ns >= _SHORTEST_NS["batch"]:
-        _collections.append((started_ns, ended_ns, generation))
-
-
-tell_of_garbage(_garbage_was_collected)
-
-
 def _collections_since(begin_ns: int) -> list[Instant]:
-    # The copy is one step that no thread can interrupt; building a list from the deque itself is
-    # not, and a collection in between would append to it. The latest first, and only those asked
-    # for: in a long process the deque is full.
-    hear_of_garbage()
-    latest = takewhile(lambda each: each[1] >= begin_ns, reversed(_collections.copy()))
-    return [
-        Instant(started, "gc", {"generation": generation, "seconds": (ended - started) / 1e9})
-        for started, ended, generation in latest
-    ][::-1]
+    # The latest first, and only those asked for: in a long process there are many.
+    latest = takewhile(lambda each: each.ended_ns >= begin_ns, reversed(long_collections()))
+    instants = [
+        Instant(began, "gc", {"generation": info["generation"], "seconds": (ended - began) / 1e9})
+        for began, ended, info in latest
+    ]
+    return instants[::-1]
 
 
 class RecordingSession:

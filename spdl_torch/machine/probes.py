@@ -12,12 +12,12 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections import deque
 from time import monotonic, perf_counter_ns, process_time_ns
 from typing import NamedTuple
 
 from ..locks import RLock
-from .garbage import Collections
+from .garbage import Collection, Collections
 from .histogram import Histogram
 from .starting import start
 from .thread_times import OwnRunDelay, ThreadTimes, run_delay_ns
@@ -25,6 +25,7 @@ from .thread_times import OwnRunDelay, ThreadTimes, run_delay_ns
 _PERIOD_SECONDS = 0.1
 _SLEEP_SECONDS = 0.01
 _SCHEDSTAT_SECONDS = 1.0
+_LONG_COLLECTION_NS = 100_000
 
 _OWN_NAME = "spdl-probe"
 
@@ -63,6 +64,7 @@ class _Probe:
         self._late = Histogram()
         self._gc_ns = 0
         self._garbage = Collections()
+        self._long_collections: deque[Collection] = deque(maxlen=1_000)
         self._times = ThreadTimes(_OWN_NAME)
 
     def start(self, user: object) -> bool:
@@ -98,12 +100,18 @@ class _Probe:
                     self._going_on.release()
 
     def hear_of_garbage(self) -> None:
-        """Have what was noted of collections told now."""
+        """Count the collections that were noted."""
         with self._lock:  # several threads may add to the sum
-            for began_ns, ended_ns, info in self._garbage.taken():
-                self._gc_ns += ended_ns - began_ns
-                for told in _told_of_garbage:
-                    told(began_ns, ended_ns, info["generation"])
+            for each in self._garbage.taken():
+                took_ns = each.ended_ns - each.began_ns
+                self._gc_ns += took_ns
+                if took_ns >= _LONG_COLLECTION_NS:
+                    self._long_collections.append(each)
+
+    def long_collections(self) -> deque[Collection]:
+        """Return the latest collections of 0.1 ms or more that came while somebody probed."""
+        self.hear_of_garbage()
+        return self._long_collections.copy()
 
     def ignore_garbage(self) -> None:
         self._garbage.end()
@@ -181,19 +189,10 @@ class _Probe:
             return self.is_used and self._going_on is going_on
 
 
-_told_of_garbage: list[Callable[[int, int, int], None]] = []
-
-
-def tell_of_garbage(told: Callable[[int, int, int], None]) -> None:
-    """Have ``told`` called with the begin, the end and the generation of every collection that
-    happens while somebody probes: after it, on whichever thread reads the probes or asks for it."""
-    _told_of_garbage.append(told)
-
-
 _probe = _Probe()
 start_probing, stop_probing, join_probing = _probe.start, _probe.stop, _probe.join
 probe_counters = _probe.read
-hear_of_garbage = _probe.hear_of_garbage
+long_collections = _probe.long_collections
 count_only_this_thread, thread_ends = _probe.count_alone, _probe.thread_ends
 
 
