@@ -72,7 +72,8 @@ class FailureBudget:
     def _log(self, error: Exception, count: int, num_tasks: int) -> None:
         """Log one failure, the ``count``-th."""
         if count <= _LOGGED_ERRORS:
-            _logger.error("%s: %s; the item is dropped.", _last_note(error), _one_line(error))
+            where, text = (notes_of(error) or ["in a stage"])[-1], shortened(text_of(error), 500)
+            _logger.error("%s: %s; the item is dropped.", where, printable(text))
 
     def _log_total(self, num_tasks: int) -> None:
         """Log the number of failures, after the last task."""
@@ -193,11 +194,3 @@ def _described(item: Any) -> str:
             return f"empty {type(item).__name__}"
         return f"{type(item).__name__} of {len(item)}: {describe(item[0])}, ..."
     return f"{type(item).__name__} object"
-
-
-def _last_note(error: BaseException) -> str:
-    return (notes_of(error) or ["in a stage"])[-1]
-
-
-def _one_line(error: BaseException) -> str:
-    return printable(shortened(text_of(error), 500))

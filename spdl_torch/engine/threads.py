@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import contextvars
+import functools
 import logging
 import os
 import sys
@@ -25,7 +26,7 @@ from ..machine.probes import thread_ends
 from ..machine.starting import start
 from ..machine.thread_times import call_itself
 from ..scopes import scope
-from .shared import LiveObjects, lock_held_at_forks
+from .shared import LiveObjects
 
 _logger = logging.getLogger("spdl_torch.pipeline")
 
@@ -34,8 +35,6 @@ _EXIT_JOIN_SECONDS = 5.0  # long enough for one decode or one read; a blocked op
 _process = object()  # another one in a forked child: asking the system costs 0.2 µs an item
 _live: LiveObjects[ThreadGroup] = LiveObjects()
 _exiting = threading.Event()
-_hook_lock = lock_held_at_forks()
-_hook_installed = False
 
 Target = tuple[str, Callable[[], None]]
 """Name and function of a thread."""
@@ -259,17 +258,14 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_now_in_child)
 
 
+@functools.cache
 def _install_exit_hook() -> None:
-    global _hook_installed
-    with _hook_lock:
-        if _hook_installed:
-            return
-        # Unlike atexit's functions these run before the interpreter joins other threads (3.9+,
-        # private; concurrent.futures uses it for the same reason).
-        register = getattr(threading, "_register_atexit", atexit.register)
-        with suppress(RuntimeError):  # an atexit function runs, before the one below
-            register(_stop_with_main_thread)
-        _hook_installed = True
+    # Unlike atexit's functions these run before the interpreter joins other threads (3.9+,
+    # private; concurrent.futures uses it for the same reason). One that two threads have installed
+    # at once finds nothing to do the second time.
+    register = getattr(threading, "_register_atexit", atexit.register)
+    with suppress(RuntimeError):  # an atexit function runs, before the one below
+        register(_stop_with_main_thread)
 
 
 def _stop_with_main_thread() -> None:
