@@ -11,15 +11,7 @@ from operator import sub
 from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..machine.histogram import (
-    BUCKETS_OF_SMALL,
-    BUCKETS_SMALLER,
-    NO_COUNTS,
-    NUM_SMALL,
-    SMALLER_BITS,
-    Histogram,
-    bucket_of,
-)
+from ..machine.histogram import BUCKETS_OF_SMALL, NO_COUNTS, NUM_SMALL, Histogram, bucket_of
 
 if TYPE_CHECKING:
     from .rings import Ring
@@ -227,11 +219,7 @@ class TaskCell:
         self.busy_ns += wall_ns
         if cpu_ns >= 0:
             self._add_cpu(wall_ns, cpu_ns)
-        each_ns = wall_ns // tasks
-        if NUM_SMALL <= each_ns < NUM_SMALL << SMALLER_BITS:  # most batches
-            self._counts[BUCKETS_OF_SMALL[each_ns >> SMALLER_BITS] + BUCKETS_SMALLER] += tasks
-        else:
-            self._counts[bucket_of(each_ns)] += tasks
+        self._counts[bucket_of(wall_ns // tasks)] += tasks
 
     def add_failure(self, wall_ns: int, cpu_ns: int) -> None:
         """Count a task that raised."""

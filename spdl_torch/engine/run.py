@@ -422,7 +422,7 @@ class Run:
         an aggregate drops does not count.
         """
         return sum(
-            each.num_failures + (not each.spec.is_grouping and each.num_dropped)
+            each.budget.num_failures + (not each.spec.is_grouping and each.num_dropped)
             for each in self.stages
         )
 

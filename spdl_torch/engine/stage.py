@@ -175,11 +175,6 @@ class Stage:
         """The number of tasks whose op returned None."""
         return sum(worker.cell.num_dropped for worker in self._workers)
 
-    @property
-    def num_failures(self) -> int:
-        """The number of tasks that raised."""
-        return self.budget.num_failures
-
     def judge_epoch(self) -> None:
         """End the run after an empty epoch, if it was empty because every task failed."""
         if self.budget.nothing_succeeded(self.num_tasks):

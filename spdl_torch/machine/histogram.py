@@ -58,11 +58,6 @@ BUCKETS_OF_SMALL = (
 )
 """The buckets of short durations: for a cheap task a call of ``bucket_of`` costs too much."""
 
-SMALLER_BITS = 9
-BUCKETS_SMALLER = SMALLER_BITS << _SUB_BITS
-"""How many buckets a duration is below one of so many bits more, as only its leading 4 bits count.
-"""
-
 
 def _middle_of(bucket: int) -> float:
     if bucket < _SUB:

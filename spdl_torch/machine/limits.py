@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from time import monotonic
-from typing import NamedTuple
 
 from ..checks import check_whole
 
@@ -96,11 +95,10 @@ def whole_cores() -> int:
 
 def read_limits(root: Path, num_cores: int, environ: Mapping[str, str]) -> Limits:
     """Read the limits from the files below ``root``, which is ``/`` except in tests."""
-    quotas, memory = [], []
-    for version, folder in _cgroups(root):
-        quotas.append(_quota(folder, version))
-        memory.append(_memory_left(folder, version))
-    memory.append(_memory_available(root))
+    folders = list(_cgroups(root))
+    quotas = [_quota(folder) for folder in folders]
+    memory = [_memory_available(root)]
+    memory += [_memory_left(folder, *names) for folder in folders for names in _MEMORY_FILES]
     ranks = environ.get(_RANKS, "")
     return Limits(
         num_cores=min([float(num_cores), *(quota for quota in quotas if quota is not None)]),
@@ -109,19 +107,14 @@ def read_limits(root: Path, num_cores: int, environ: Mapping[str, str]) -> Limit
     )
 
 
-class _Version(NamedTuple):
-    """The file names of one version of cgroups."""
-
-    memory_limit: str
-    memory_usage: str
-    memory_cache: str
-
-
-_VERSION_1 = _Version("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-_VERSION_2 = _Version("memory.max", "memory.current", "inactive_file")
+_MEMORY_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""In versions 2 and 1 of cgroups, which share no folder: the limit, the usage, the cached files."""
 
 
-def _cgroups(root: Path) -> Iterator[tuple[_Version, Path]]:
+def _cgroups(root: Path) -> Iterator[Path]:
     """Yield the folders of this process's cgroups and of their parents, whose limits apply too.
 
     A container may see its own cgroup as the outermost one while its name is given as seen from
@@ -132,37 +125,33 @@ def _cgroups(root: Path) -> Iterator[tuple[_Version, Path]]:
         _, _, rest = line.partition(":")
         controllers, _, name = rest.partition(":")
         if not controllers:
-            tops, version = [mount, mount / "unified"], _VERSION_2
+            tops = [mount, mount / "unified"]
         elif {"cpu", "memory"} & {*controllers.split(",")}:
-            tops, version = [mount / controllers], _VERSION_1
+            tops = [mount / controllers]
         else:
             continue
         inner = Path(name.lstrip("/"))
         for top in tops:
             for part in (inner, *inner.parents):
-                yield version, top / part
+                yield top / part
 
 
-def _quota(folder: Path, version: _Version) -> float | None:
+def _quota(folder: Path) -> float | None:
     """Return the CPU quota of a cgroup in cores (CPU time over wall time), if any."""
-    if version is _VERSION_2:
-        fields = [*text_of(folder / "cpu.max").split(), "", ""]
-    else:
-        fields = [text_of(folder / f"cpu.cfs_{what}_us").strip() for what in ("quota", "period")]
-    quota, period = fields[:2]  # no quota: "max" or "-1"
+    names = "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"  # the first alone, or the others
+    fields = " ".join(text_of(folder / name) for name in names).split()
+    quota, period = (*fields, "", "")[:2]  # no quota: "max" or "-1"
     if not quota.isdecimal() or not period.isdecimal() or not int(quota) or not int(period):
         return None
     return int(quota) / int(period)
 
 
-def _memory_left(folder: Path, version: _Version) -> int | None:
+def _memory_left(folder: Path, limit_name: str, usage_name: str, cache_name: str) -> int | None:
     """Return the bytes that a cgroup may still take, counting cached files as free."""
-    limit, usage = (
-        text_of(folder / n).strip() for n in (version.memory_limit, version.memory_usage)
-    )
+    limit, usage = (text_of(folder / name).strip() for name in (limit_name, usage_name))
     if not limit.isdecimal() or not usage.isdecimal() or int(limit) >= _UNLIMITED_BYTES:
         return None
-    cache = _field(folder / "memory.stat", version.memory_cache) or 0
+    cache = _field(folder / "memory.stat", cache_name) or 0
     return max(0, int(limit) - int(usage) + cache)
 
 
