@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import logging
 import threading
+from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from .loop import LOOP_NAME, LoopThread
 from .source import Source
 from .stacks import describe_busy
 from .stage import Stage
-from .stage_hooks import queue_maker
+from .stage_hooks import StatsQueue, new_queue
 from .statistics import PipelineStats
 from .threads import ThreadGroup
 
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from ..machine.readings import Probes
     from .definition import BuildOptions, PipelineSpec
     from .recorder import FlightRecorder
-    from .stage_hooks import StatsQueue
 
 _logger = logging.getLogger("spdl_torch.pipeline")
 
@@ -124,7 +124,7 @@ class Run:
         the user's class that shows the figures of that one.
         """
         spec, options, recorder = self.spec, self.options, self.recorder
-        make_queue = queue_maker(options.queue_class, interval)
+        make_queue = partial(new_queue, options.queue_class or StatsQueue, interval)
         make_hooks = options.task_hook_factory or (
             lambda info: [TaskStatsHook(info, interval)] if recorder.enabled else []
         )

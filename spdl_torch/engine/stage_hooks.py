@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from .hooks import StageInfo
     from .loop import AnyContext, LazyRunner, LoopThread
 
-    QueueMaker = Callable[[StageInfo, int], "StatsQueue"]
-
 R = TypeVar("R")
 
 _logger = logging.getLogger("spdl_torch.pipeline")
@@ -83,27 +81,25 @@ class StatsQueue(Channel[Any]):
         call_back(self.interval_stats_callback, queue_stats(interval), self.name, runner)
 
 
-def queue_maker(
-    queue_class: Callable[..., StatsQueue] | None, interval: float | None
-) -> QueueMaker:
-    """Return the function that creates the queue after a stage: ``make(info, buffer_size)``.
+def new_queue(
+    queue_class: Callable[..., StatsQueue],
+    interval: float | None,
+    info: StageInfo,
+    buffer_size: int,
+) -> StatsQueue:
+    """Return the queue after a stage.
 
     queue_class: called as ``queue_class(info, buffer_size=n)``; ``interval=`` is passed too where
         one was given to ``build``, the class takes it and a partial has none of its own.
     """
-    make_queue = queue_class or StatsQueue
-    options = {"interval": interval} if interval and _takes_interval(make_queue) else {}
-
-    def make(info: StageInfo, buffer_size: int) -> StatsQueue:
-        try:
-            queue = make_queue(info, buffer_size=buffer_size, **options)
-        except Exception as error:
-            attach_note(error, f"build: raised by queue_class({info}, buffer_size={buffer_size})")
-            raise
-        _check(queue)
-        return queue
-
-    return make
+    options = {"interval": interval} if interval and _takes_interval(queue_class) else {}
+    try:
+        queue = queue_class(info, buffer_size=buffer_size, **options)
+    except Exception as error:
+        attach_note(error, f"build: raised by queue_class({info}, buffer_size={buffer_size})")
+        raise
+    _check(queue)
+    return queue
 
 
 def _takes_interval(queue_class: Callable[..., Any]) -> bool:
