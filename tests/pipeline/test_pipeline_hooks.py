@@ -26,6 +26,7 @@ from _inside import run_of
 
 from spdl_torch.engine.statistics import queue_stats
 from spdl_torch.pipeline import (
+    Aggregator,
     PipelineBuilder,
     PipelineFailure,
     PipelineStopped,
@@ -110,6 +111,28 @@ def test_hooks_nest_in_the_order_of_the_list(op, asynchronous):
         ]
 
     assert log == around("stage", inside=[*around("task", 7), *around("task", 8)])
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_task_hook_is_around_the_flush_of_an_aggregator(asynchronous):
+    """For which there is no item: it is given None."""
+    log = []
+
+    class Pair(Aggregator):
+        def accumulate(self, item):
+            log.append(item)
+
+        def flush(self):
+            log.append("flush")
+            return log.copy()
+
+    hooks = [Tracing("a", log, asynchronous)]
+    builder = PipelineBuilder().add_source([7]).aggregate(Pair()).add_sink()
+    with builder.build(task_hook_factory=lambda info: hooks).auto_stop() as p:
+        assert len(list(p)) == 1
+    of_item = [("enter", "a", "task", 7), 7, ("exit", "a", "task", 7)]
+    of_flush = [("enter", "a", "task", None), "flush", ("exit", "a", "task", None)]
+    assert log[1:-1] == [*of_item, *of_flush]
 
 
 def test_factory_is_called_once_for_each_stage():
