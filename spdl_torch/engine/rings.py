@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 _FIRST_CAPACITY = 64  # then doubled: most rings never fill, and to clear a whole one takes 0.3 ms
 
-
 _RECORD = struct.Struct("10q")
 _pack_into, _SIZE = _RECORD.pack_into, _RECORD.size
-_HEAD_SIZE = 3 * 8  # of a shared ring: epoch, thread, count
+_EPOCH, _THREAD, _ADDED = range(3)  # places in the head of a ring, of 8 bytes each in a shared one
+_HEAD_SIZE = 3 * 8
 
 _TURN_KINDS = len(Outcome)  # lower kinds are the outcome of a turn, higher ones the name of a part
 
@@ -33,15 +33,19 @@ class Ring:
     def __init__(self, capacity: int, shortest_ns: int) -> None:
         self.shortest_ns = shortest_ns
         """Turns and parts shorter than this are not added."""
-        self.thread_id = 0
+        self._head: list[int] | memoryview = [0, 0, 0]
         self._capacity = capacity
         self._buffer: bytearray | memoryview = bytearray(min(capacity, _FIRST_CAPACITY) * _SIZE)
-        self._num_added = 0
         self._part_names: list[str] = []
+
+    @property
+    def thread_id(self) -> int:
+        """The thread that writes; 0 = it has not begun."""
+        return self._head[_THREAD]
 
     def begin(self) -> int:
         """Note the calling thread, before its first turn; return the time."""
-        self.thread_id = threading.get_native_id()
+        self._head[_THREAD] = threading.get_native_id()
         return perf_counter_ns()
 
     def add(
@@ -59,7 +63,7 @@ class Ring:
         The caller has compared its length with ``shortest_ns``: it does so for every item, and a
         call for that would cost more than all the rest.
         """
-        added = self._num_added
+        added = self._head[_ADDED]
         place = added % self._capacity * _SIZE
         if place == len(self._buffer):
             # A new one: a reader of the old one at this moment keeps it from growing.
@@ -68,7 +72,7 @@ class Ring:
         num_before = -1 if before is None else len(before)
         num_after = -1 if after is None else len(after)
         _pack_into(self._buffer, place, *times, number, output, num_before, num_after, kind)
-        self._num_added = added + 1  # last: whoever reads this count finds the record in place
+        self._head[_ADDED] = added + 1  # last: whoever reads this count finds the record in place
 
     def add_part(self, name: str, started_ns: int, ended_ns: int, cpu_ns: int) -> None:
         """Record a named part of the current turn."""
@@ -83,9 +87,9 @@ class Ring:
         # No lock: the thread writes on. The count is read first, then the buffer is copied. What
         # the thread wrote in between, while it was copied as well, and the record it may be writing
         # now, replaced the oldest ones, which are left out.
-        added = self._num_added
+        added = self._head[_ADDED]
         content = bytes(memoryview(self._buffer)[: added * _SIZE])
-        unsafe = self._num_added + 1 - self._capacity
+        unsafe = self._head[_ADDED] + 1 - self._capacity
         first = max(0, added - self._capacity, unsafe)
         names = tuple(self._part_names)
         return RingCopy(self.thread_id, self._capacity, first, added, content, names)
@@ -113,29 +117,14 @@ class SharedRing(Ring):
     def clear(self, epoch: int, shortest_ns: int) -> None:
         """Begin anew: what is written from now on belongs to that epoch."""
         self.shortest_ns = shortest_ns
-        self._head[0], self._head[1], self._head[2] = epoch, 0, 0
+        # The epoch last: its reader does not take what is left of the one before for it.
+        self._head[_ADDED] = self._head[_THREAD] = 0
+        self._head[_EPOCH] = epoch
 
     @property
     def epoch(self) -> int:
         """The number of the epoch that it is about."""
-        return self._head[0]
-
-    @property
-    def thread_id(self) -> int:
-        """The thread that writes; 0 = it has not begun."""
-        return self._head[1]
-
-    @thread_id.setter
-    def thread_id(self, thread_id: int) -> None:
-        self._head[1] = thread_id
-
-    @property
-    def _num_added(self) -> int:
-        return self._head[2]
-
-    @_num_added.setter
-    def _num_added(self, count: int) -> None:
-        self._head[2] = count
+        return self._head[_EPOCH]
 
 
 class RingCopy(NamedTuple):
@@ -200,7 +189,7 @@ class ConsumerRing(Ring):
         elif self._asked_ns:
             return  # asked before, and timed out
         else:
-            self.thread_id = threading.get_native_id()
+            self._head[_THREAD] = threading.get_native_id()
         self._asked_ns = now
         self._waits = self._waits[0], now
 
