@@ -60,7 +60,7 @@ class ThreadTimes:
         # Of ours that have ended since the last reading, each with the one before: by themselves,
         # without the lock, for which many that end together would wait.
         self._ended: deque[tuple[int, _Seen, _Seen]] = deque()
-        self._alone: OwnRunDelay | None = None
+        self._alone: int | None = None  # the number of the only thread of ours
         self._is_begun = False
         self._process_ns = self._known_ns = self._last_ns = 0
         self.run_delay_ns = 0
@@ -76,16 +76,13 @@ class ThreadTimes:
             self._seen, self._is_begun = {}, False
         self.read()
 
-    def count_alone(self) -> bool:
+    def count_alone(self) -> None:
         """Count the calling thread as the only one of ours, and all others as started by its ops,
-        as in a worker's process: that is quick. Return False where the system cannot tell.
+        as in a worker's process: that is quick.
         """
-        own = OwnRunDelay()
-        if own.is_known:
-            with self._lock:
-                self._alone, self._is_begun = own, False
-            self.read()
-        return own.is_known
+        with self._lock:
+            self._alone = threading.get_native_id()
+        self.begin()
 
     def read(self) -> None:
         """Bring the counters up to date."""
@@ -95,11 +92,7 @@ class ThreadTimes:
             now_ns, process_ns = perf_counter_ns(), process_time_ns()
             self._count_ended()
             before, self._seen = self._seen, {}
-            if self._alone is not None:
-                own = _Seen(_Kind.WORKER, self._alone.cpu_ns(), self._alone(), now_ns)
-                self._add(0, own, before.get(0))
-            else:
-                self._read_all(threads, before, now_ns)
+            self._read_all(threads, before, now_ns)
             if self._is_begun:
                 self.helpers_ns += process_ns - self._process_ns - self._known_ns
             self._process_ns, self._known_ns, self._last_ns = process_ns, 0, now_ns
@@ -125,9 +118,9 @@ class ThreadTimes:
     def _read_all(
         self, threads: list[threading.Thread], before: dict[int, _Seen], now_ns: int
     ) -> None:
-        """Read every thread of the system's that it has. The lock is held."""
+        """Read every thread of the system's that counts. The lock is held."""
         pythons = {thread.native_id: thread for thread in threads}
-        for number in _task_numbers():
+        for number in _task_numbers() if self._alone is None else [self._alone]:
             then = before.get(number)
             thread = pythons.get(number)
             if then is None:
@@ -160,6 +153,8 @@ class ThreadTimes:
         return _Seen(kind, 0, 0, max(self._last_ns, started_ns(thread) if thread else 0))
 
     def _kind_of(self, number: int, thread: threading.Thread | None) -> _Kind:
+        if number == self._alone:
+            return _Kind.WORKER
         if thread is not None:
             is_ours = thread.name.startswith(_OURS) and thread.name != self._own_name
             return _Kind.WORKER if is_ours else _Kind.OTHER
@@ -178,25 +173,17 @@ class OwnRunDelay:
     """
 
     def __init__(self) -> None:
-        self._number = threading.get_native_id()
         try:
-            self._file = os.open(f"{_TASKS}/{self._number}/schedstat", os.O_RDONLY)
+            name = f"{_TASKS}/{threading.get_native_id()}/schedstat"
+            self._file = os.open(name, os.O_RDONLY)
         except OSError:
             self._file = -1
-
-    @property
-    def is_known(self) -> bool:
-        return self._file >= 0
 
     def __call__(self) -> int:
         try:
             return int(os.pread(self._file, 64, 0).split()[1]) if self._file >= 0 else 0
         except (OSError, IndexError, ValueError):
             return 0
-
-    def cpu_ns(self) -> int:
-        """Return its CPU time."""
-        return _cpu_ns(self._number) or 0
 
     def close(self) -> None:
         if self._file >= 0:
