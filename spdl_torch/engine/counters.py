@@ -58,21 +58,15 @@ class QueueCounters(NamedTuple):
     elapsed_ns: int = 0
     num_put: int = 0
     num_got: int = 0
+    empty_ns: int = 0
     put_wait: tuple[int, int, tuple[int, ...]] = _NO_WAIT
     """Total ns (open waits included), waits open now, histogram of the closed waits."""
     get_wait: tuple[int, int, tuple[int, ...]] = _NO_WAIT
-    empty_ns: int = 0
 
     def since(self, before: QueueCounters) -> QueueCounters:
         """Return the interval between ``before`` and this reading."""
-        return QueueCounters(
-            self.elapsed_ns - before.elapsed_ns,
-            self.num_put - before.num_put,
-            self.num_got - before.num_got,
-            _wait_since(self.put_wait, before.put_wait),
-            _wait_since(self.get_wait, before.get_wait),
-            self.empty_ns - before.empty_ns,
-        )
+        waits = map(_wait_since, (self.put_wait, self.get_wait), (before.put_wait, before.get_wait))
+        return QueueCounters._make((*_difference(self[:-2], before[:-2]), *waits))
 
 
 def _wait_since(

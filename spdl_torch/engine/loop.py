@@ -96,17 +96,14 @@ class LoopThread:
         before, self._cpu_ns = self._cpu_ns, thread_time_ns()
         return self._cpu_ns - before
 
-    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine there, as a task of its own."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop.result())
-
     @scope
     def entered(self, context: AbstractAsyncContextManager[Any]) -> Iterator[None]:
         """Enter an asynchronous context there, from any thread, and leave it in the same task."""
         entered: Future[None] = Future()
         leave: Future[Any] = Future()
         self.begin()
-        left = self.submit(_live(context, entered, leave))
+        alive = _live(context, entered, leave)
+        left = asyncio.run_coroutine_threadsafe(alive, self._loop.result())
         entered.result()
         try:
             yield

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 import logging
-import threading
 from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -187,7 +186,7 @@ class Run:
         with self._lock:
             targets = [each for stage in reversed(self.stages) for each in stage.targets()]
         source = self.source.spec.name, self.source.iterate
-        self.source.thread = self._threads.spawn_all([*targets, source])[-1]
+        self.source.threads = self._threads.spawn_all([*targets, source])[-1:]
 
     def get(self, timeout: float | None = None) -> Any:
         """Return the next finished item; start the run first if need be.
@@ -304,12 +303,12 @@ class Run:
         if self._threads.is_member():
             return  # an op or a callback cannot wait for its own end
         if not self._join_workers(timeout):
-            names = ", ".join(self._threads.alive(without=self._source_threads()))
+            names = ", ".join(self._threads.alive(without=self.source.threads))
             raise TimeoutError(
                 f"stop: still running after {timeout} seconds: {names}. An op cannot be "
                 "interrupted; call stop() again to wait longer."
             )
-        for thread in self._source_threads():
+        for thread in self.source.threads:
             thread.join(_SOURCE_GRACE_SECONDS)
             if thread.is_alive():
                 _logger.info("stop: the source is blocked in its own next(); its thread is left.")
@@ -347,13 +346,10 @@ class Run:
         """Join all threads but the source's. The loop's ends with those that need it, unless Ctrl-C
         came before they began; by its name, as nobody may know its thread then."""
         loop = [each for each in self._threads.threads() if each.name == f"spdl-{LOOP_NAME}"]
-        if loop and not self._threads.join(timeout, without=[*self._source_threads(), *loop]):
+        if loop and not self._threads.join(timeout, without=[*self.source.threads, *loop]):
             return False
         self.loop.end()
-        return self._threads.join(timeout, without=self._source_threads())
-
-    def _source_threads(self) -> list[threading.Thread]:
-        return [] if self.source.thread is None else [self.source.thread]
+        return self._threads.join(timeout, without=self.source.threads)
 
     def _check_process(self) -> None:
         if not self._threads.is_here:

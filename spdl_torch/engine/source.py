@@ -31,8 +31,8 @@ class Source:
     def __init__(self, run: Run) -> None:
         self.spec = run.spec.src
         self.outlet = run.queues[0]
-        self.thread: threading.Thread | None = None
-        """Set by the run, which does not wait for it when it stops."""
+        self.threads: list[threading.Thread] = []
+        """Its one thread, set by the run, which does not wait for it when it stops."""
         self._run = run
         self._ring = run.recorder.new_ring(self.spec.name, 0, role="source")
         self._hooks = ExitStack()

@@ -8,7 +8,7 @@ import inspect
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, nullcontext
-from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .channel import Channel, Mark
 from .counters import QueueCounters
@@ -120,20 +120,17 @@ def _check(queue: Any) -> None:
             "StatsQueue and override interval_stats_callback."
         )
     for method in ("put", "get"):
-        own = getattr(type(queue), method)
-        if own is getattr(StatsQueue, method):
-            continue
-        if inspect.iscoroutinefunction(own):
+        if inspect.iscoroutinefunction(getattr(type(queue), method)):
             raise TypeError(
                 f"build: {name}.{method} is a coroutine function, and threads use the queues here, "
                 "without an event loop. Override interval_stats_callback, which is given the waits "
                 f"of put and get; or make {method} a plain method."
             )
-        if method == "get":
-            raise TypeError(
-                f"build: {name}.get would never be called: stages take items by get_numbered("
-                "timeout), which returns (number, item). Override that instead."
-            )
+    if type(queue).get is not StatsQueue.get:
+        raise TypeError(
+            f"build: {name}.get would never be called: stages take items by get_numbered(timeout), "
+            "which returns (number, item). Override that instead."
+        )
 
 
 class BadHookError(TypeError):
@@ -220,7 +217,6 @@ class StageHooks:
         self.recorders = [hook for hook in hooks if isinstance(hook, TaskStatsHook)]
         # Hooks without code of the user's are not entered: where task_hook is not overridden,
         # workers write into the recorder's cells directly.
-        self._sharing = [hook for hook in hooks if _is_plain_recorder(hook)]
         self.of_tasks = [hook for hook in hooks if not _is_plain_recorder(hook)]
         """Those that every task enters."""
         self._entered = ExitStack()
@@ -243,8 +239,9 @@ class StageHooks:
 
     def share(self, cell: TaskCell) -> None:
         """Let the recorders count what a thread writes into its cell."""
-        for recorder in self._sharing:
-            recorder.share(cell)
+        for recorder in self.recorders:
+            if _is_plain_recorder(recorder):
+                recorder.share(cell)
 
     def around(self, call: Callable[[Any], R], runner: LazyRunner) -> Callable[[Any], R]:
         """Return ``call`` inside the task hooks."""
@@ -265,5 +262,5 @@ class StageHooks:
         return call_hooked
 
 
-def _is_plain_recorder(hook: TaskHook) -> TypeGuard[TaskStatsHook]:
+def _is_plain_recorder(hook: TaskHook) -> bool:
     return isinstance(hook, TaskStatsHook) and type(hook).task_hook is TaskStatsHook.task_hook

@@ -41,14 +41,9 @@ class Collections:
         # In this order: where an end is found, its info is there.
         self._callbacks = partial(setattr, self._infos), _noting_times(self._began, self._ended)
 
-    @property
-    def is_noting(self) -> bool:
-        """Whether runs of the collector are noted."""
-        return self._callbacks[-1] in gc.callbacks
-
     def begin(self) -> None:
         """Note the runs of the collector from now on."""
-        if not self.is_noting:
+        if self._callbacks[-1] not in gc.callbacks:
             gc.callbacks.extend(self._callbacks)
 
     def end(self) -> None:

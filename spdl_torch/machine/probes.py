@@ -95,7 +95,7 @@ class _Probe:
             self._users = {key: each for key, each in self._users.items() if each() is not user}
             if not self.is_used:
                 # Ctrl-C may have come in the middle of start().
-                self.ignore_garbage()
+                self._garbage.end()
                 if self._going_on.locked():
                     self._going_on.release()
 
@@ -112,9 +112,6 @@ class _Probe:
         """Return the latest collections of 0.1 ms or more that came while somebody probed."""
         self.hear_of_garbage()
         return self._long_collections.copy()
-
-    def ignore_garbage(self) -> None:
-        self._garbage.end()
 
     def join(self, timeout: float) -> None:
         """Wait until the probe has ended, if nobody uses it. It was asked to, so this is short."""
@@ -185,7 +182,7 @@ class _Probe:
         unannounced, and another thread may have been started for new ones since."""
         with self._lock:
             if not self.is_used:
-                self.ignore_garbage()
+                self._garbage.end()
             return self.is_used and self._going_on is going_on
 
 
@@ -213,7 +210,7 @@ def probe_counters_of(native_id: int, *, run_delays: bool = True) -> ProbeCounte
 
 def _forget_parent() -> None:
     """Start afresh in a forked child, which has the parent's counts and callback, but no thread."""
-    _probe.ignore_garbage()
+    _probe._garbage.end()
     _probe.__init__()  # type: ignore[misc]  # as if made anew
 
 

@@ -99,7 +99,7 @@ def run_pipeline_in_subprocess(
     return SubprocessIterable(
         "run_pipeline_in_subprocess",
         partial(Passes, config, options),
-        parts={"config": config, **vars(options), "initializer": initializer},
+        parts={"config": config, **vars(options)},
         is_continuous=config.src.continuous,
         buffer_size=buffer_size,
         initializer=initializer,
@@ -134,7 +134,7 @@ def iterate_in_subprocess(
     return SubprocessIterable(
         "iterate_in_subprocess",
         fn,
-        parts={"fn": fn, "initializer": initializer},
+        parts={"fn": fn},
         is_continuous=False,
         buffer_size=buffer_size,
         initializer=initializer,
@@ -170,10 +170,12 @@ class SubprocessIterable(Generic[T]):
             raise ValueError(f"{name}: timeout must be > 0 seconds or None, got {timeout}.")
         _check_context(name, mp_context)
         self._name = name
-        self._parts = parts  # the parts that are sent, by argument name
+        # The parts that are sent, by argument name.
+        self._parts = {**parts, "initializer": initializer}
         self._is_continuous = is_continuous
+        initializers = [initializer] if callable(initializer) else list(initializer or ())
         self._loader: DataLoader[Any] = DataLoader(
-            SubprocessItems(make, _as_list(initializer), GeneratorStates.now()),
+            SubprocessItems(make, initializers, GeneratorStates.now()),
             batch_size=None,
             num_workers=1,
             collate_fn=_as_it_is,
@@ -294,12 +296,6 @@ def _unpicklable(name: str, parts: dict[str, Any]) -> pickle.PicklingError | Non
                 "out: concurrency=N gives a stage N threads."
             )
     return None
-
-
-def _as_list(initializer: Initializer | Sequence[Initializer] | None) -> list[Initializer]:
-    if initializer is None:
-        return []
-    return [initializer] if callable(initializer) else list(initializer)
 
 
 def _start_method() -> str:
