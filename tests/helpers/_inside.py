@@ -15,7 +15,7 @@ def check_balance(pipeline):
             taken = stage.inlet.counters().num_got
             # Items that wait for their turn in an ordered outlet are not counted as put yet.
             delivered = stage.outlet.counters().num_got + len(stage.outlet)
-            dropped, failed = stage.num_dropped, stage.num_failures
+            dropped, failed = stage.num_dropped, stage.budget.num_failures
             lost = taken - delivered - dropped - failed
             cut_short = stage.cut_short or stage.outlet.closed
             discarding = len(stage._workers) if cut_short else 0
