@@ -59,6 +59,8 @@ class FlightRecorder:
         self._owner: weakref.ref[Any] | None = None
         self._clock = TwoClocks.now()
         self._rows: list[tuple[str, int, int, Role, Ring]] = []
+        self.consumer: ConsumerRing | None = None
+        """The ring of the consumer, once it has one."""
         self._queues: dict[int, QueueTrack] = {}
         self._ordered: dict[int, Callable[[], tuple[int, int]]] = {}
         self._instants: deque[Instant] = deque(maxlen=_MOST_INSTANTS)
@@ -82,7 +84,7 @@ class FlightRecorder:
 
     def new_consumer_ring(self, stage_number: int, queue: Sized | None = None) -> ConsumerRing:
         """Return a ring for the consumer, which takes from ``queue``. That is not kept alive."""
-        ring = self._add_row(ConsumerRing, "training", stage_number, 0, "consumer")
+        self.consumer = ring = self._add_row(ConsumerRing, "training", stage_number, 0, "consumer")
         ring.queue = None if queue is None else weakref.ref(queue)
         return ring
 
@@ -129,19 +131,6 @@ class FlightRecorder:
     def owner(self) -> Any:
         """The owner of the run; None when it is gone."""
         return None if self._owner is None else self._owner()
-
-    @property
-    def waiting_since_ns(self) -> int | None:
-        """The time at which the consumer began to wait, if it waits."""
-        return next((since for ring in self._consumers() if (since := ring.waiting_since_ns)), None)
-
-    @property
-    def busy_since_ns(self) -> int | None:
-        """The time at which the consumer got the item that it still works with, if others wait."""
-        return next((since for ring in self._consumers() if (since := ring.busy_since_ns)), None)
-
-    def _consumers(self) -> list[ConsumerRing]:
-        return [ring for *_, ring in tuple(self._rows) if isinstance(ring, ConsumerRing)]
 
     def timeline(self, since_ns: int = 0) -> Timeline:
         """Return everything recorded that did not end before ``since_ns``."""

@@ -118,7 +118,7 @@ def test_pipeline_runs_once_and_its_end_stays():
     for _ in range(2):
         with pytest.raises(EOFError, match="delivered every item"):
             p.get_item()
-        assert run_of(p).recorder.waiting_since_ns is None
+        assert run_of(p).recorder.consumer.waiting_since_ns is None
         p.stop()
 
 

@@ -167,18 +167,18 @@ def test_the_consumer_s_open_turn_is_shown():
     """Who waits for an item waits in the timeline, and works with one in it."""
     op = GatedOp()
     pipeline = pipeline_of(range(2), op)
-    recorder = run_of(pipeline).recorder
+    consumer = run_of(pipeline).recorder.consumer
     taker = threading.Thread(target=lambda: next(iter(pipeline)))
     with pipeline.auto_stop():
-        assert recorder.waiting_since_ns is None
+        assert consumer.waiting_since_ns is None
         taker.start()
-        until(lambda: recorder.waiting_since_ns)
+        until(lambda: consumer.waiting_since_ns)
         waiting = turns_of(pipeline.timeline(), "training")[-1]
-        assert waiting.since_ns == recorder.waiting_since_ns
+        assert waiting.since_ns == consumer.waiting_since_ns
         assert waiting.number == -1
         op.open()
         taker.join()
-        assert recorder.waiting_since_ns is None
+        assert consumer.waiting_since_ns is None
         working = turns_of(pipeline.timeline(), "training")[-1]
         assert working.number == 0
         assert working.started_ns < working.ended_ns
@@ -187,7 +187,7 @@ def test_the_consumer_s_open_turn_is_shown():
     for _ in range(2):
         with pytest.raises(PipelineStopped, match="get: "):
             pipeline.get_item()
-        assert recorder.waiting_since_ns is None, "who asks behind the end waits for nothing"
+        assert consumer.waiting_since_ns is None, "who asks behind the end waits for nothing"
     assert list_of_ended == turns_of(pipeline.timeline(), "training"), "it goes on no more"
 
 

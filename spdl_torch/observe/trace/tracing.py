@@ -265,7 +265,8 @@ class Watch:
     def too_long(self, since_when: str) -> set[int]:
         """Return the starts of the waits for a batch, or the steps with one, that are too long."""
         latest = perf_counter_ns() - self.stall_seconds * 1e9
-        starts = {getattr(recorder, since_when) for recorder in live_recorders()}
+        consumers = filter(None, [recorder.consumer for recorder in live_recorders()])
+        starts = {getattr(consumer, since_when) for consumer in consumers}
         return {start for start in starts if start is not None and start <= latest}
 
 
