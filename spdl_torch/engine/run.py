@@ -127,19 +127,16 @@ class Run:
         make_hooks = options.task_hook_factory or (
             lambda info: [TaskStatsHook(info, interval)] if recorder.enabled else []
         )
-        concurrencies = [1, *(stage.concurrency for stage in spec.pipes), 1]
-        names = [spec.src.name, *(stage.name for stage in spec.pipes), "sink"]
-        infos = [
-            StageInfo(0, options.stage_id + number, name, concurrency)
-            for number, (name, concurrency) in enumerate(zip(names, concurrencies, strict=True))
-        ]
+        stages = [(stage.name, stage.concurrency) for stage in spec.pipes]
+        parts = [(spec.src.name, 1), *stages, ("sink", 1)]
+        infos = [StageInfo(0, options.stage_id + n, *part) for n, part in enumerate(parts)]
         self.queues: list[StatsQueue] = []
         """The queues, from that of the source to that of the sink, which only shows figures."""
         self.stages: list[Stage] = []
         """The stages, upstream first."""
         sizes = [None, *(stage.buffer_size for stage in spec.pipes)]
         for number, (info, given) in enumerate(zip(infos[:-1], sizes, strict=True)):
-            most_threads = max(concurrencies[number : number + 2])
+            most_threads = max(each.concurrency for each in infos[number : number + 2])
             queue = make_queue(info, given or default_buffer_size(most_threads))
             if given is None:
                 queue.allow_bursts(BURST_BUFFER_SIZE)
@@ -150,7 +147,7 @@ class Run:
         self.outlet = queue
         """The queue from which the consumer takes."""
         for number, queue in enumerate(self.queues):
-            recorder.add_queue(number, names[number], queue.capacity)
+            recorder.add_queue(number, infos[number].stage_name, queue.capacity)
         self.source = Source(self)
         for number, (stage, info) in enumerate(zip(spec.pipes, infos[1:-1], strict=True), 1):
             kind = AsyncStage if stage.is_async else Stage
@@ -396,7 +393,7 @@ class Run:
         is_given = number > 0 and self.spec.pipes[number - 1].buffer_size is not None
         if not is_given and capacity > queue.capacity:
             queue.grow(capacity)
-            self.recorder.add_queue(number, queue.info.stage_name, capacity)
+            self.recorder.set_capacity(number, capacity)
 
     # For its readers:
 

@@ -62,32 +62,27 @@ def _decimals() -> Callable[[], None] | None:
 
 
 @takes_over
-def _grad_mode() -> Callable[[], None] | None:
-    """Take over ``torch.no_grad()``. Inference mode arrives as that: a tensor made in it
-    could not be used outside, while those that come from a worker process can.
+def _modes_of_torch() -> Callable[[], None] | None:
+    """Take over ``torch.no_grad()``, and ``torch.autocast()`` for the CPU and for CUDA. Inference
+    mode arrives as the former: a tensor made in it could not be used outside, while those that come
+    from a worker process can.
     """
     torch: Any = sys.modules.get("torch")
-    if not hasattr(torch, "is_grad_enabled") or torch.is_grad_enabled():  # or half imported
+    if not hasattr(torch, "get_autocast_dtype"):  # it is not there, or half imported
         return None
-    return lambda: torch._C._set_grad_enabled(False)
-
-
-@takes_over
-def _autocast() -> Callable[[], None] | None:
-    """Take over ``torch.autocast()``, likewise, for the CPU and for CUDA."""
-    torch: Any = sys.modules.get("torch")
-    if not hasattr(torch, "get_autocast_dtype"):
-        return None
+    has_grad = torch.is_grad_enabled()
     dtypes = {
         kind: torch.get_autocast_dtype(kind)
         for kind in ("cpu", "cuda")
         if torch.is_autocast_enabled(kind)
     }
-    if not dtypes:
+    if has_grad and not dtypes:
         return None
 
     def take_over() -> None:
-        torch.set_autocast_cache_enabled(False)  # it is emptied where autocast ends: never, here
+        torch._C._set_grad_enabled(has_grad)
+        if dtypes:
+            torch.set_autocast_cache_enabled(False)  # it is emptied where autocast ends: never here
         for kind, dtype in dtypes.items():
             torch.set_autocast_enabled(kind, True)
             torch.set_autocast_dtype(kind, dtype)
