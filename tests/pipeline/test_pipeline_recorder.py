@@ -124,6 +124,22 @@ def test_every_item_can_be_followed(num_items, order, concurrency, group, fates)
 
 
 @pytest.mark.usefixtures("item_level")
+def test_output_of_a_generator_in_order_is_its_last_one():
+    """Or it is unknown, where it came before its turn; it is never another item's."""
+
+    def thrice(item):
+        yield from ((item, n) for n in range(3))
+
+    pipeline = pipeline_of(range(50), thrice, concurrency=3, output_order="input", name="thrice")
+    with pipeline.auto_stop():
+        list(pipeline)
+    outputs = {turn.number: turn.output for turn in turns_of(pipeline.timeline(), "thrice")}
+    known = {number: output for number, output in outputs.items() if output >= 0}
+    assert known
+    assert known == {number: 3 * number + 2 for number in known}
+
+
+@pytest.mark.usefixtures("item_level")
 @pytest.mark.parametrize("op", [same, twice, asame])
 def test_turns_of_a_thread_follow_on_each_other(op):
     """A row has no gap and no overlap: wait, work and wait, then the next."""
