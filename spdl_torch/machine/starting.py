@@ -26,21 +26,31 @@ _latest: deque[int | None] = deque(maxlen=256)
 
 
 def start(*threads: threading.Thread) -> None:
-    """Start the threads, as ``thread.start()`` does, and wait until they run."""
+    """Start the threads, as ``thread.start()`` does; wait for all of them together, as for each one
+    the system would have to switch threads twice."""
     with handlers_deferred():
+        # Out of Python's set of all threads, where a forked process looks for those that have not
+        # begun, or have ended: what a handler raises in its callbacks, which are written in Python,
+        # as the last reference to a thread goes, would be lost.
+        getattr(threading, "_dangling", set()).difference_update(threads)
         for thread in threads:
             mine: Any = thread
+            # A private name of Python: where it is not an Event, the thread starts as always.
+            if isinstance(getattr(mine, "_started", None), threading.Event):
+                mine._started = _Started()
             mine.spdl_started_ns = perf_counter_ns()
-            _forget(thread)
             thread.start()
+        for thread in threads:
+            if isinstance(started := getattr(thread, "_started", None), _Started):
+                threading.Event.wait(started)
             _latest.append(thread.native_id)
 
 
-def _forget(thread: threading.Thread) -> None:
-    """Take a thread out of Python's set of all that exist, whose callbacks are written in Python:
-    what a handler raises there, as the last reference to the thread goes, would be lost. A forked
-    process looks there for threads that have not begun, or have ended."""
-    getattr(threading, "_dangling", set()).discard(thread)
+class _Started(threading.Event):
+    """What a new thread sets first of all. ``Thread.start`` would wait for it."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return True
 
 
 def started_ns(thread: threading.Thread) -> int:
