@@ -76,12 +76,10 @@ class ShardCopies:
                         os.unlink(name, dir_fd=folder)
                         raise FileNotFoundError(name)
                     os.utime(file, ns=(now := time_ns(), now))  # two may be of one tick otherwise
-                    if may_stop is None:
-                        took_ms = (perf_counter_ns() - began_ns) // 1_000_000
-                        if was_there:
-                            self._count(found=1)
-                        else:
-                            self._count(awaited=1, wait_ms=took_ms)
+                    if may_stop is None and was_there:
+                        self._count(found=1)
+                    elif may_stop is None:
+                        self._count(awaited=1, wait_ms=(perf_counter_ns() - began_ns) // 1_000_000)
                     return open(os.dup(file), "rb", BUFFER_BYTES)
                 was_there = False
                 if self._is_full:
