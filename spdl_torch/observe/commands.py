@@ -128,7 +128,12 @@ def _reported(arguments: argparse.Namespace) -> list[str]:
         return [run.report.as_json() for run in runs]
     if len(runs) == 1:
         return [str(runs[0].report)]
-    return [f"LOADER   {run.name}\n{run.report}\n" for run in runs]
+    texts = []
+    for run in runs:
+        assert run.run is not None, "guaranteed where there are several"
+        name = run.run.pipelines()[run.pipeline or 0]
+        texts.append(f"{f'PIPELINE {run.pipeline} {name}'.rstrip()}\n{run.report}\n")
+    return texts
 
 
 def _texts_of_ranks(arguments: argparse.Namespace) -> list[str]:

@@ -149,7 +149,7 @@ def said_of_skipped(report):
     return [each for each in report.verdict.remarks if "samples that were skipped" in each]
 
 
-def test_several_loaders_have_numbers_and_names(tmp_path):
+def test_several_loaders_have_numbers_and_names(tmp_path, capsys):
     """Each its own figures, and its own skipped samples over all epochs, also more of them than a
     loader remembers."""
     many = DataLoader(
@@ -171,6 +171,9 @@ def test_several_loaders_have_numbers_and_names(tmp_path):
     skipped = [event.details for event in query_event_stats(path, "skipped")]
     assert [each["error"] for each in skipped if each["pipeline"] == 1] == ["ValueError: bad 7"] * 2
     assert [event.details for event in query_event_stats(path, "mine")] == [{"a": 1}]
+    assert main(["report", str(path)]) == 0
+    headings = [each for each in capsys.readouterr().out.splitlines() if each[:4] == "PIPE"]
+    assert headings == ["PIPELINE 0 many", "PIPELINE 1 few"]  # the numbers that --pipeline takes
 
 
 @pytest.mark.parametrize(
