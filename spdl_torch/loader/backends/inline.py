@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence, Sized
-from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...engine.recorder import FlightRecorder
@@ -81,7 +81,9 @@ class InlineWorker(Backend):
         order.reached(0, beginning)
         if beginning.keeper is not None:
             order.own = items.own_state
-        self._end = weakref.finalize(self, _end_within, self._streams, items)
+        # A generator of the dataset's ends where what it draws as it ends belongs.
+        end = items.end if self._streams is None else partial(_within, self._streams, items.end)
+        self._end = weakref.finalize(self, end)
         self._end.atexit = False
 
     def give(self, job: Given) -> None:
@@ -133,26 +135,27 @@ class InlineWorker(Backend):
         """Run user code with the sample streams; between batches the trainer's code keeps the
         process's generators.
         """
-        streams, give_back = self._streams, None
+        streams = self._streams
         if streams is None:
             return call(*args, **kwargs)
+        if self._borrowers or self._owned is not None:
+            call = partial(self._with_owned, streams, call)
+        return _within(streams, call, *args, **kwargs)
+
+    def _with_owned(
+        self, streams: SampleStreams, call: Callable[..., T], /, *args: Any, **kwargs: Any
+    ) -> T:
+        """Run it where the dataset's own generators follow the streams, too."""
+        give_back = to_give_back(self._borrowers, self._owned)
         try:
-            with streams:
-                if not self._borrowers and self._owned is None:
-                    return call(*args, **kwargs)
-                give_back = to_give_back(self._borrowers, self._owned)
-                try:
-                    for dataset in self._borrowers:
-                        dataset.sample_context = SampleContexts(streams)
-                    return call(*args, **kwargs)
-                finally:
-                    give_back()
-        except BaseException:  # Ctrl-C may have come where giving back, or an __exit__, began
-            if give_back is not None:
-                give_back()
-            if of_thread.streams is streams:
-                streams.__exit__(None, None, None)
+            for dataset in self._borrowers:
+                dataset.sample_context = SampleContexts(streams)
+            result: T = call(*args, **kwargs)
+            give_back()
+        except BaseException:
+            give_back()  # again, where Ctrl-C came as it began
             raise
+        return result
 
     def request_stop(self) -> None:
         """End the epoch's clock."""
@@ -167,7 +170,14 @@ class InlineWorker(Backend):
             self._end()
 
 
-def _end_within(streams: SampleStreams | None, items: Items) -> None:
-    """Let a generator of the dataset's end where what it draws as it ends belongs."""
-    with streams or nullcontext():
-        items.end()
+def _within(streams: SampleStreams, call: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
+    """Run it within the streams, which the thread does not keep: Ctrl-C may come where their
+    ``__exit__`` begins.
+    """
+    try:
+        with streams:
+            return call(*args, **kwargs)
+    except BaseException:
+        if of_thread.streams is streams:
+            streams.__exit__(None, None, None)
+        raise
