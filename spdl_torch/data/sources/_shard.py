@@ -61,7 +61,8 @@ class ShardFiles:
         todo = Channel[str](max(1, len(urls)))
         threads = ThreadGroup(todo.close)
         try:
-            if (num_threads := min(self.ahead, len(urls) - 1)) > 0:
+            # With one for the shard that the reader waits for.
+            if (num_threads := min(self.ahead + 1, len(urls) - 1)) > 0:
                 threads.spawn_all([("shards", partial(self._fetch_all, todo))] * num_threads)
             for each in urls[1 : self.ahead]:
                 todo.put(each)
