@@ -4,7 +4,6 @@ import os
 import pickle
 import traceback
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 
 
 def end_at_once(status=0):
@@ -30,19 +29,27 @@ def fork(function):
 
 def found_in_fork(function):
     """The outcome of ``function`` in a fork of this process."""
-    reading, writing = os.pipe()
-    pid = fork(lambda: os.write(writing, pickle.dumps(outcome(function))))
-    os.close(writing)
-    with open(reading, "rb") as pipe:
-        content = pipe.read()
-    os.waitpid(pid, 0)
-    return pickle.loads(content)
+    return found_in_forks(function)[0]
 
 
 def found_in_forks(*functions):
     """The outcomes of functions, each in a fork of this process, all at once."""
-    with ThreadPoolExecutor(len(functions)) as threads:
-        return list(threads.map(found_in_fork, functions))
+    forks = [_forked(function) for function in functions]
+    return [_found(pid, pipe) for pid, pipe in forks]
+
+
+def _forked(function):
+    reading, writing = os.pipe()
+    pid = fork(lambda: os.write(writing, pickle.dumps(outcome(function))))
+    os.close(writing)
+    return pid, reading
+
+
+def _found(pid, reading):
+    with open(reading, "rb") as pipe:
+        content = pipe.read()
+    os.waitpid(pid, 0)
+    return pickle.loads(content)
 
 
 def outcome(function):
