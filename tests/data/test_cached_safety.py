@@ -36,16 +36,13 @@ def filled(folder):
     return dataset, Path(kept_by(dataset).folder)
 
 
-@pytest.mark.parametrize(
-    ("suffix", "in_use"), [(".index", False), (".index", True), (".data", False)]
-)
-def test_damaged_file_costs_the_cache_and_never_the_training(suffix, in_use, tmp_path, caplog):
+@pytest.mark.parametrize(("name", "in_use"), [("index", False), ("index", True), ("data", False)])
+def test_damaged_file_costs_the_cache_and_never_the_training(name, in_use, tmp_path, caplog):
     """Any byte changed, any length cut: no error, no other sample, no file that grows large."""
     caplog.set_level(logging.ERROR, "spdl_torch.io")  # no thousand warnings
     draws, own = random.Random(0), filled(tmp_path)[1]
     wholes = {each: each.read_bytes() for each in own.iterdir()}
-    (name,) = [each for each in wholes if each.name.endswith(suffix)]
-    whole = wholes[name]
+    whole = wholes[own / name]
     damages = [whole[:length] for length in range(len(whole))]
     for place, byte in enumerate(whole):
         others = [bytes([byte ^ value]) for value in draws.sample(range(1, 256), 2)]
@@ -58,7 +55,7 @@ def test_damaged_file_costs_the_cache_and_never_the_training(suffix, in_use, tmp
             each.write_bytes(content)
         if in_use:
             dataset, _ = filled(tmp_path)
-        name.write_bytes(damaged)
+        (own / name).write_bytes(damaged)
         dataset = dataset or cached(rows(), tmp_path, version=1)
         for _ in range(2):
             assert [dataset[index] for index in range(3)] == SAMPLES
@@ -69,10 +66,9 @@ def test_damaged_file_costs_the_cache_and_never_the_training(suffix, in_use, tmp
 def test_damaged_content_is_made_anew_for_all_who_read_it(tmp_path, caplog):
     """Also if its record was read before; the log says so."""
     own = filled(tmp_path)[1]
-    (data,) = own.glob("*.data")
-    damaged = bytearray(data.read_bytes())
+    damaged = bytearray((own / "data").read_bytes())
     damaged[-1] ^= 1
-    data.write_bytes(damaged)
+    (own / "data").write_bytes(damaged)
     first, second = (cached(rows(), tmp_path, version=1) for _ in range(2))
     for each in (first, second):
         assert [each[index] for index in range(3)] == SAMPLES
@@ -83,18 +79,15 @@ def test_damaged_content_is_made_anew_for_all_who_read_it(tmp_path, caplog):
 
 
 def test_record_that_came_meanwhile_is_not_taken_for_the_one_that_was_compared(tmp_path):
-    """Two processes have made one content; that of the second is damaged."""
-    first, second, reader = (Store(str(tmp_path)) for _ in range(3))
-    first.put(1, b"good")
-    assert second.put(2, b"other")  # into files of its own, which it goes on to use
-    reader._pairs.read_tails()
-    record = reader._pairs.table.find(1)
-    assert second.put(1, b"good")
-    for data in tmp_path.glob("*.data"):
-        if b"other" in data.read_bytes():
-            data.write_bytes(b"otherbad!")
-    reader._pairs.read_tails()
-    assert reader._pairs.content(record) == b"good"
+    """A content was added twice; the second one is damaged."""
+    store, reader = (Store(str(tmp_path)) for _ in range(2))
+    store.put(1, b"good")
+    reader._contents.read_tail()
+    record = reader._contents.table.find(1)
+    store.put(1, b"good")
+    (tmp_path / "data").write_bytes(b"goodbad!")
+    reader._contents.read_tail()
+    assert reader._contents.get(record) == b"good"
     assert reader.get(1) is None
 
 
@@ -103,7 +96,7 @@ def test_disk_that_fails_turns_the_cache_off(tmp_path, caplog):
     dataset, _ = filled(tmp_path)
     dataset[0]
     reading, writing = os.pipe()
-    os.dup2(reading, kept_by(dataset)._pairs._data[0])  # every read of it now fails
+    os.dup2(reading, kept_by(dataset)._contents._data)  # every read of it now fails
     os.close(reading)
     os.close(writing)
     for _ in range(2):

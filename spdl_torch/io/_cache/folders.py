@@ -28,8 +28,8 @@ except ImportError:  # Windows
 HAS_LOCKS = fcntl is not None
 """Whether a store can be used on this system."""
 
-TAKEN = "taken"
-"""The file whose length says how many bytes the store in a folder has given out."""
+DATA, INDEX = "data", "index"
+"""The files of the store in a folder."""
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The errors of a full disk."""
@@ -141,9 +141,9 @@ def last_use(folder: str) -> float:
 
 
 def bytes_taken(folder: str) -> int:
-    """Return how many bytes the store in a folder has given out; 0 = there is none."""
-    there = _stat(folder, TAKEN)
-    return 0 if there is None else there.st_size
+    """Return the bytes of the store in a folder; 0 = there is none."""
+    found = (_stat(folder, name) for name in (DATA, INDEX))
+    return sum(there.st_size for there in found if there is not None)
 
 
 def _stat(folder: str, name: str) -> os.stat_result | None:
@@ -187,7 +187,7 @@ def open_own_folder(path: str) -> Descriptor:
 
 
 def bytes_taken_in(place: str) -> int:
-    """Return how many bytes all stores in the folders of a place have given out."""
+    """Return the bytes of all stores in the folders of a place."""
     return sum(bytes_taken(entry.path) for entry in os.scandir(place))
 
 

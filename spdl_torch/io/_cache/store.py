@@ -1,8 +1,7 @@
 """Contents by key, written once and read by all processes of a machine.
 
-    ID.data, ID.index    the contents that one process after another wrote, see pairs.py
-    taken                its length says how many bytes were given out
-    making               nothing; locks on its bytes exclude others from making a content
+    data     the contents, see contents.py
+    index    where each is; locks on its bytes exclude others from making a content
 
 Everything is read and written by calls that fail with an error; mapped memory would kill the
 process if the disk were full or a file cut. Whatever fails once the store is open turns it off, in
@@ -22,7 +21,7 @@ from ...engine.shared import weakly
 from ...locks import RLock
 from ...scopes import scope
 from . import folders
-from .pairs import RECORD, Pairs, Record
+from .contents import RECORD, Contents, Record
 
 _logger = logging.getLogger("spdl_torch.io")
 
@@ -79,10 +78,9 @@ class Store:
             self._turn_off(why_off)
         else:
             self._folder = folders.open_own_folder(folder)
-            self._pairs = Pairs(self._folder)
             try:
-                self._making = folders.open_in(self._folder, "making")
-                self._pairs.read_tails()
+                self._contents = Contents(self._folder)
+                self._contents.read_tail()
             except OSError as error:  # a full disk
                 self._turn_off(error)
         if folders.HAS_LOCKS:  # a system with forks
@@ -99,19 +97,18 @@ class Store:
     @property
     def num_bytes(self) -> int:
         """The bytes of the contents of all processes."""
-        self._pairs.read_tails()
-        return self._pairs.num_bytes()
+        return self._contents.num_bytes
 
     def get(self, key: int, *, is_counted: bool = True) -> bytearray | None:
         """Return the content of a key; None = there is none."""
         content = None
         try:
             if not self._off:
-                record = self._pairs.table.find(key)
+                record = self._contents.table.find(key)
                 content = self._content(record)
                 if content is None:
-                    self._pairs.read_tails()  # another process may have added it, or added it anew
-                    if (newer := self._pairs.table.find(key)) != record:
+                    self._contents.read_tail()  # another process may have added it, or added it anew
+                    if (newer := self._contents.table.find(key)) != record:
                         content = self._content(newer)
         except OSError as error:
             self._turn_off(error)
@@ -138,7 +135,7 @@ class Store:
         _of_thread.is_making = True
         try:
             # Where the system refuses, two processes may make the content: either will do.
-            with maker, folders.byte_locked(self._making, key % _NUM_KEYS):
+            with maker, folders.byte_locked(self._contents.index, key % _NUM_KEYS):
                 yield
         finally:
             _of_thread.is_making = False
@@ -150,10 +147,11 @@ class Store:
         if self._off or self._is_full:
             return False
         try:
-            why = self._take(len(content) + RECORD.itemsize)
-            if not why:
-                self._pairs.add(key, content)
-                return True
+            with self._contents.adding():
+                why = self._why_full(len(content) + RECORD.itemsize)
+                if not why:
+                    self._contents.add(key, content)
+                    return True
         except FileNotFoundError:  # somebody has removed the folder
             return False
         except OSError as error:
@@ -177,10 +175,11 @@ class Store:
         calls = self.num_found + self.num_missing
         hits = f" This process found {self.num_found} of {calls} there." if calls else ""
         try:
+            self._contents.read_tail()
             num_megabytes = self.num_bytes / 1e6
         except OSError as error:
             return f"The cache in {self.folder} cannot be read: {_reason(error)}."
-        share = min(1.0, self._pairs.table.num_keys() / max(1, num_items))
+        share = min(1.0, self._contents.table.num_keys() / max(1, num_items))
         return (
             f"The cache in {self.folder} holds {share:.0%} of the items, "
             f"{num_megabytes:.0f} MB.{hits}"
@@ -191,7 +190,7 @@ class Store:
         self._counting = RLock()
         self._makers = {}
         if not self._off:
-            self._pairs.renew_lock()
+            self._contents.renew_lock()
 
     def _turn_off(self, why: str | OSError) -> None:
         """Find and keep nothing from now on, in this process."""
@@ -200,7 +199,7 @@ class Store:
             _logger.warning("cache %s: not used: %s.", self.folder, self._off)
 
     def _content(self, record: Record | None) -> bytearray | None:
-        content = None if record is None else self._pairs.content(record)
+        content = None if record is None else self._contents.get(record)
         if record is not None and content is None:
             self._say_damaged()
         return content
@@ -215,20 +214,8 @@ class Store:
                 "cache %s: %d contents damaged so far; each is made anew.", self.folder, count
             )
 
-    def _take(self, size: int) -> str:
-        """Take bytes for a content and its record; return why there are none, or an empty text."""
-        taken = folders.open_in(self._folder, folders.TAKEN)
-        with folders.locked(taken):
-            end = os.fstat(taken).st_size + size
-            why = self._why_full(size, end)
-            if not why:
-                os.ftruncate(taken, end)
-        return why
-
-    def _why_full(self, size: int, end: int) -> str:
-        """Return why ``size`` more bytes, which make ``end`` in all, are too many, or an empty
-        text.
-        """
+    def _why_full(self, size: int) -> str:
+        """Return why ``size`` more bytes are too many, or an empty text."""
         most = self._max_bytes
         if most is None:
             disk = os.fstatvfs(self._folder)
@@ -237,11 +224,13 @@ class Store:
                 return ""
             return f"{_in_words(free)} are free on its disk, and it leaves {_in_words(spare)} free"
         if self._is_shared:
-            end = folders.bytes_taken_in(os.path.dirname(self.folder)) + size
-        if end > most:
+            before = folders.bytes_taken_in(os.path.dirname(self.folder))
+        else:
+            before = folders.bytes_taken(self.folder)
+        if before + size > most:
             return "it has reached its limit"
         if not self._is_shared:
-            self._make_room(most - end)
+            self._make_room(most - before - size)
         return ""
 
     def _make_room(self, most: int) -> None:
