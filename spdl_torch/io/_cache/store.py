@@ -107,7 +107,7 @@ class Store:
                 record = self._contents.table.find(key)
                 content = self._content(record)
                 if content is None:
-                    self._contents.read_tail()  # another process may have added it, or added it anew
+                    self._contents.read_tail()  # others may have added it, or added it anew
                     if (newer := self._contents.table.find(key)) != record:
                         content = self._content(newer)
         except OSError as error:
