@@ -46,13 +46,13 @@ _VERSION_FIELDS = (
 
 def open_resuming(
     name: str,
-    policy: RetryPolicy | None,
+    policy: RetryPolicy,
     storage_options: Mapping[str, Any] | None = None,
     *,
     seekable: bool = False,
     version: Version | None = None,
 ) -> BinaryIO:
-    """Open a path or URL; opening and reading are repeated as ``policy`` allows, None = never.
+    """Open a path or URL; opening and reading are repeated as ``policy`` allows.
 
     After a failure the file is opened again where reading had stopped; what was read before is not
     transferred twice where the store supports ranges. A success restores all attempts.
@@ -70,7 +70,7 @@ def open_resuming(
         return copy
 
     def open_at(offset: int, again: bool) -> Opened:
-        system, path = file_system(name, storage_options, is_repeated=policy is not None)
+        system, path = file_system(name, storage_options, is_repeated=True)
         if again:
             system.invalidate_cache(path)  # a listing may be older than the object
         if name.startswith(("http://", "https://")):
@@ -97,7 +97,7 @@ class _Resuming(io.RawIOBase):
         self,
         open_at: Callable[[int, bool], Opened],
         name: str,
-        policy: RetryPolicy | None,
+        policy: RetryPolicy,
         version: Version | None = None,
     ) -> None:
         self.name = name
@@ -142,13 +142,7 @@ class _Resuming(io.RawIOBase):
         super().close()
 
     def _repeated(self, read: Callable[[], T]) -> T:
-        if self._policy is not None:
-            return self._policy.repeat(read, self.name, self._failed)
-        try:
-            return read()
-        except Exception as error:
-            self._failed(error)
-            raise
+        return self._policy.repeat(read, self.name, self._failed)
 
     def _failed(self, error: Exception) -> None:
         self._drop()

@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from operator import add
-from typing import Any, BinaryIO, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from spdl_torch.errors import DecodeError
 from spdl_torch.io._remote import Reader, is_url
@@ -214,31 +214,15 @@ class IndexedSamples:
     def samples(self, first: int, end: int) -> Iterator[dict[str, Any]]:
         """Yield the samples ``first`` to ``end``, all of one shard, and read nothing else.
 
-        A connection that is lost is opened again at the next sample.
         Raises: DecodeError: a sample is not what the index says; OSError: it cannot be read.
         """
-        shard = self._shard_of(first)
-        url = self._urls[shard]
-        file: BinaryIO | None = None
-
-        def read(number: int) -> dict[str, Any]:
-            nonlocal file
-            if file is None:
-                file = self._open(shard, number, end)
-            return self._sample(number, url, file.read(self._sizes[number]))
-
-        def close(*_: object) -> None:
-            nonlocal file
-            if file is not None:
-                file.close()
-            file = None
-
-        try:
+        shard, last = self._shard_of(first), end - 1
+        url, num_bytes = self._urls[shard], self._num_bytes[shard]
+        bounds = self._offsets[first], self._offsets[last] + self._sizes[last]
+        with self._files.open_part(url, *bounds, num_bytes) as file:
             for number in range(first, end):
                 self._check_limit(number, url)
-                yield self._files.policy.repeat(partial(read, number), url, close)
-        finally:
-            close()
+                yield self._sample(number, url, file.read(self._sizes[number]))
 
     def _add(self, index: TarIndex) -> None:
         self.first_samples.append(self.first_samples[-1] + index.num_samples)
@@ -251,11 +235,6 @@ class IndexedSamples:
 
     def _shard_of(self, number: int) -> int:
         return bisect_right(self.first_samples, number) - 1
-
-    def _open(self, shard: int, number: int, end: int) -> BinaryIO:
-        last = end - 1
-        bounds = self._offsets[number], self._offsets[last] + self._sizes[last]
-        return self._files.open_part(self._urls[shard], *bounds, self._num_bytes[shard])
 
     def _check_limit(self, number: int, url: str) -> None:
         if self._sizes[number] > self._max_bytes:

@@ -83,7 +83,7 @@ class ShardFiles:
                 return
             with suppress(Exception):
                 # It may stop as soon as the iteration has ended.
-                if (copy := self._copy(url, self.policy, lambda: todo.closed)) is not None:
+                if (copy := self._copy(url, lambda: todo.closed)) is not None:
                     copy.close()
 
     def named(self, url: str) -> str:
@@ -92,7 +92,7 @@ class ShardFiles:
 
     def open(self, url: str, *, seekable: bool = False) -> BinaryIO:
         """Open a shard to be read from front to back, or anywhere. Raises: OSError."""
-        return self._copy(url, self.policy) or open_resuming(
+        return self._copy(url) or open_resuming(
             url, self.policy, self.storage_options, seekable=seekable
         )
 
@@ -101,28 +101,36 @@ class ShardFiles:
 
         Raises: OSError; DecodeError: a local file, or a copy, has another size.
         """
-        file = self._copy(url, None)  # whoever reads parts repeats what fails
-        if file is None and not is_url(url):
-            file = open(url, "rb", min(BUFFER_BYTES, end - first))  # noqa: SIM115 - the caller's
-        if file is not None:
-            size = file.seek(0, os.SEEK_END)
-            if size != num_bytes:
-                file.close()
-                raise DecodeError(
-                    f"{self.named(url)}: the tar has {size} bytes, and its index is of one with "
-                    f"{num_bytes}. Delete the index, and write it anew: python -m spdl_torch "
-                    "prepare --index FOLDER."
-                )
-        elif end - first <= _RANGE_BYTES:
-            return io.BytesIO(read_url_range(url, first, end, self.storage_options))
-        else:
-            file = open_resuming(url, None, self.storage_options, seekable=True)
+        file = self._copy(url)
+        if file is None and end - first <= (_RANGE_BYTES if is_url(url) else BUFFER_BYTES):
+            part = partial(self._part, url, first, end, num_bytes)
+            return io.BytesIO(self.policy.repeat(part, url))
+        if file is None:
+            file = open_resuming(url, self.policy, self.storage_options, seekable=True)
+        if self.copies is not None or not is_url(url):
+            self._check_size(url, file, num_bytes)
         file.seek(first)
         return file
 
-    def _copy(
-        self, url: str, policy: RetryPolicy | None, may_stop: Callable[[], bool] | None = None
-    ) -> BinaryIO | None:
+    def _part(self, url: str, first: int, end: int, num_bytes: int) -> bytes:
+        if is_url(url):
+            return read_url_range(url, first, end, self.storage_options)
+        with open(url, "rb", buffering=0) as file:
+            self._check_size(url, file, num_bytes)
+            file.seek(first)
+            return file.read(end - first)
+
+    def _check_size(self, url: str, file: Any, num_bytes: int) -> None:
+        size = file.seek(0, os.SEEK_END)
+        if size != num_bytes:
+            file.close()
+            raise DecodeError(
+                f"{self.named(url)}: the tar has {size} bytes, and its index is of one with "
+                f"{num_bytes}. Delete the index, and write it anew: python -m spdl_torch "
+                "prepare --index FOLDER."
+            )
+
+    def _copy(self, url: str, may_stop: Callable[[], bool] | None = None) -> BinaryIO | None:
         """Open the copy of a shard; None: there are to be none, or its disk is full. ``may_stop``:
         of a shard that is fetched ahead, says whether nobody wants it any more."""
         if self.copies is None:
@@ -132,7 +140,7 @@ class ShardFiles:
         version = self._version_of(url) if is_url(url) else {"size": f"{os.path.getsize(url)}"}
         stamp = None if version is None else hash_of(repr(sorted(version.items())))
         num_bytes = int((version or {}).get("size", 0))
-        download = partial(open_resuming, url, policy, self.storage_options, version=version)
+        download = partial(open_resuming, url, self.policy, self.storage_options, version=version)
         return self.copies.open(url, (key, stamp), num_bytes, download, may_stop)
 
     def _version_of(self, url: str) -> Version | None:
