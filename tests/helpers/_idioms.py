@@ -85,8 +85,13 @@ def idiom(make):
     return make
 
 
+SIMPLE: dict[str, type[Samples]] = {}
+"""Those whose loaders need no options."""
+
+
 def simple(kind):
     """Register a dataset class whose objects need nothing but their folder, or not even that."""
+    SIMPLE[kind.__name__] = kind
     IDIOMS[kind.__name__] = lambda folder: Idiom(dataset=kind(folder))
     return kind
 
@@ -94,17 +99,17 @@ def simple(kind):
 # -- handles and readers
 
 
-def written(folder, size=64):
-    """Write N records and return the file's path."""
+def written(folder):
+    """Write N records of 16 bytes and return the file's path."""
     path = folder / "records.bin"
-    path.write_bytes(b"".join(b"%-*d" % (size, number) for number in range(N)))
+    path.write_bytes(b"".join(b"%-16d" % number for number in range(N)))
     return path
 
 
-def read(file, index, size=64):
+def read(file, index):
     """Read one record in two steps, as ``seek`` makes everybody do."""
-    file.seek(index * size)
-    return int(decode(file.read(size)))
+    file.seek(index * 16)
+    return int(decode(file.read(16)))
 
 
 @simple
@@ -120,28 +125,18 @@ class LazilyOnSelf(Samples):
 
 
 @simple
-class FileInInit(Samples):
-    """A small file that is opened in the beginning, for its header."""
+class OpenedInInit(Samples):
+    """A small file that is opened in the beginning, for its header, and a memory map, which has a
+    position of its own."""
 
     def __init__(self, folder):
         # It fits into the file's buffer, so that torch's workers do not read it again.
-        self.file = open(written(folder, 16), "rb")
+        self.file = open(written(folder), "rb")
         self.first = self.file.peek(16)
+        self.map = mmap.mmap(self.file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def value(self, index):
-        return read(self.file, index, 16)
-
-
-@simple
-class MemoryMapInInit(Samples):
-    """A memory map that is opened in the beginning, and has a position of its own."""
-
-    def __init__(self, folder):
-        with open(written(folder), "rb") as file:
-            self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-
-    def value(self, index):
-        return read(self.map, index)
+        return index if read(self.file, index) == read(self.map, index) == index else -1
 
 
 # -- objects in which one sample leaves what the next must not see
@@ -192,20 +187,6 @@ class ClosureWithState(Samples):
 
 
 @simple
-class ScratchBuffer(Samples):
-    """One numpy buffer into which every record is read."""
-
-    def __init__(self, folder):
-        self.path, self.buffer = written(folder), np.zeros(64, dtype=np.uint8)
-
-    def value(self, index):
-        with open(self.path, "rb") as file:
-            file.seek(64 * index)
-            file.readinto(self.buffer)
-        return int(decode(self.buffer).tobytes())
-
-
-@simple
 class BufferOfClass(Samples):
     """A buffer that is an attribute of the class."""
 
@@ -238,13 +219,13 @@ class Padding:
     """Pads into a buffer that is kept, and returns a copy."""
 
     def __init__(self):
-        self.buffer = torch.zeros(16, 2, dtype=torch.int64)
+        self.buffer = np.zeros((16, 2), dtype=np.int64)
 
     def __call__(self, samples):
-        self.buffer.zero_()
+        self.buffer[:] = 0
         for row, sample in enumerate(samples):
-            self.buffer[row] = torch.tensor(sample)
-        return self.buffer[: len(samples)].clone()
+            self.buffer[row] = decode(sample)
+        return torch.tensor(self.buffer[: len(samples)])
 
 
 @idiom
@@ -288,20 +269,6 @@ def sampler_that_sets_the_epoch(folder):
     return Idiom(dataset=dataset, options={"sampler": Announcing()})
 
 
-@simple
-class SeededByIndex(Samples):
-    """Each sample seeds the generators it draws from."""
-
-    def value(self, index):
-        for seed in (random.seed, np.random.seed, torch.manual_seed):
-            seed(index)
-        decode(index)
-        got = random.random(), np.random.rand(), torch.rand(()).item()
-        generators = random.Random(index), np.random.RandomState(index)
-        torchs = torch.rand((), generator=torch.Generator().manual_seed(index)).item()
-        return index if got == (*(g.random() for g in generators), torchs) else -1
-
-
 # -- what belongs to a process
 
 
@@ -339,19 +306,7 @@ def shuffled_then_divided(folder):
     return sharded(shuffle)
 
 
-SHARD = (0, 1)
 LOCAL = threading.local()
-
-
-@idiom
-def shard_in_a_global(folder):
-    """``worker_init_fn`` sets a global of the module."""
-
-    def begin(worker):
-        global SHARD
-        SHARD = share_of(worker)
-
-    return sharded(lambda _: SHARD, worker_init_fn=begin)
 
 
 @idiom

@@ -15,39 +15,43 @@ from spdl_torch import DataLoader
 from spdl_torch.testing import assert_reproducible
 
 
-def check(make, **options):
-    """assert_reproducible of a shuffled loader."""
+def check(make_dataset, **options):
+    """assert_reproducible of loaders on threads, which begin sooner than processes."""
+    options = {"isolation": "thread", **options}
     assert_reproducible(
-        lambda n: DataLoader(Made(make), 4, shuffle=True, num_workers=n, **options),
-        num_workers=(0, 1, 3),
+        lambda n: DataLoader(make_dataset(), 4, num_workers=n, **options), num_workers=(0, 1, 3)
     )
 
 
 def test_reproducible_loader_passes_and_all_generators_are_put_back():
     """Draws through the modules' functions; the caller's own numbers go on as they were."""
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
-    check(lambda i: {"x": (torch.rand(2), random.gauss(0, 1)), "y": np.random.rand(3), "z": str(i)})
+    data = Made(
+        lambda i: {"x": (torch.rand(2), random.gauss(0, 1)), "y": np.random.rand(3), "z": i}
+    )
+    check(lambda: data, shuffle=True, isolation="auto")
     assert torch.equal(torch.get_rng_state(), states[0])
     assert random.getstate() == states[1]
     assert np.random.get_state()[1].tolist() == states[2]
 
 
 @pytest.mark.parametrize(
-    ("make", "reason"),
+    ("make", "isolation", "reason"),
     [
-        (lambda _: _early_names.random(), r"generator of random, as `from random import random`"),
-        (lambda _: _early_names.rand(2), r"generator of numpy\.random, as a name imported"),
-        (lambda _: np.random.default_rng().random(), r"generators that each sample makes"),
+        (lambda _: _early_names.random(), "thread", r" of random, as `from random import random`"),
+        (lambda _: _early_names.random(), "auto", r" of random, as `from random import random`"),
+        (lambda _: _early_names.rand(2), "thread", r" of numpy\.random, as a name imported"),
+        (lambda _: np.random.default_rng().random(), "thread", r"s that each sample makes"),
     ],
-    ids=["random", "numpy", "default_rng"],
 )
-def test_draw_that_is_not_reproducible_is_found_and_explained(make, reason):
+def test_draw_that_is_not_reproducible_is_found_and_explained(make, isolation, reason):
     """Every time, not only when threads change places."""
     match = (
-        rf"(?s)num_workers=1 must give .* as num_workers=0.*epoch 0, batch 0.*at \[0\].*{reason}"
+        r"(?s)num_workers=1 must give .* as num_workers=0.*epoch 0, batch 0.*at \[0\]"
+        rf".*generator{reason}"
     )
     with pytest.raises(AssertionError, match=match):
-        check(make)
+        check(lambda: Made(make), isolation=isolation)
 
 
 class Counts(Made):
@@ -73,30 +77,23 @@ class Deals(IterableDataset):
             yield self.rng.random()
 
 
-@pytest.mark.parametrize(
-    ("dataset", "attribute"),
-    [(Counts, r"dataset\.parts\['counter'\]\[0\]"), (Deals, r"dataset\.rng \(another state")],
-)
-def test_attribute_that_samples_have_in_common_is_named(dataset, attribute):
-    """Of a map-style dataset and of an iterable one."""
-    with pytest.raises(AssertionError, match=f"An epoch without workers changes {attribute}"):
-        assert_reproducible(lambda n: DataLoader(dataset(), 4, num_workers=n), num_workers=(0, 3))
-
-
-def with_closure():
+def with_closure(rng=np.random.default_rng(1)):  # noqa: B008 - the same for all loaders
     """A transform whose generator is a variable around it, which no loader finds."""
-    rng = np.random.default_rng(1)
     return Made(lambda index: rng.random())
 
 
-def test_generator_out_of_the_loaders_sight_is_named():
-    """A variable around a function."""
-    dataset = with_closure()
-    what = r"rng, a variable around dataset\.make \(another state of a Generator\)"
-    with pytest.raises(AssertionError, match=f"An epoch without workers changes {what}"):
-        assert_reproducible(
-            lambda n: DataLoader(dataset, 4, num_workers=n, isolation="thread"), num_workers=(0, 2)
-        )
+@pytest.mark.parametrize(
+    ("dataset", "attribute"),
+    [
+        (Counts, r"dataset\.parts\['counter'\]\[0\]"),
+        (Deals, r"dataset\.rng \(another state"),
+        (with_closure, r"rng, a variable around dataset\.make \(another state of a Generator\)"),
+    ],
+)
+def test_what_samples_have_in_common_is_named(dataset, attribute):
+    """Of a map-style dataset and of an iterable one; and what is out of the loader's sight."""
+    with pytest.raises(AssertionError, match=f"An epoch without workers changes {attribute}"):
+        check(dataset)
 
 
 class Divided(IterableDataset):
@@ -134,9 +131,7 @@ def test_workers_that_draw_alike_for_their_items_are_found(make, what):
     """Each has a copy of the iterable's generator in one state. In every run the bits are the same:
     so the batches do not tell."""
     with pytest.raises(AssertionError, match=f"must not draw the same numbers .* from {what}"):
-        assert_reproducible(
-            lambda n: DataLoader(make(), 4, num_workers=n), num_workers=(0, 2), num_epochs=1
-        )
+        check(make, isolation="auto")  # threads would share the second generator itself
 
 
 @pytest.mark.parametrize(
@@ -144,17 +139,13 @@ def test_workers_that_draw_alike_for_their_items_are_found(make, what):
 )
 def test_workers_that_seed_their_own_or_shuffle_alike_pass(options):
     """What divides a list has to draw alike, at the beginning of each pass."""
-    assert_reproducible(
-        lambda n: DataLoader(Divided(**options), 4, num_workers=n, seed=1),
-        num_workers=(0, 2),
-        num_epochs=1,
-    )
+    check(lambda: Divided(**options), seed=1)
 
 
 def test_rng_worker_is_named_as_the_reason():
     """Its streams are dealt out to workers."""
     with pytest.raises(AssertionError, match='rng="worker" deals streams out'):
-        check(lambda _: torch.rand(1), rng="worker")
+        check(lambda: Made(lambda _: torch.rand(1)), rng="worker")
 
 
 class FromNumpy(Sampler):
@@ -169,10 +160,7 @@ class FromNumpy(Sampler):
 
 def test_sampler_may_draw_from_the_process():
     """It runs on the trainer's thread, where numpy's generator is the trainer's."""
-    assert_reproducible(
-        lambda n: DataLoader(Made(int), 4, sampler=FromNumpy(), num_workers=n),
-        num_workers=(0, 2),
-    )
+    check(lambda: Made(int), sampler=FromNumpy())
 
 
 @dataclass
