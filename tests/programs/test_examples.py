@@ -1,19 +1,27 @@
-"""The programs under ``examples/``: their short form runs and says what it should."""
+"""The programs under ``examples/``: their short form runs and says what it should; those that load
+in child processes train on what they should; image_dataloading.py ends cleanly in every case."""
 
 import csv
+import os
+import re
 import runpy
+import signal
 import sys
 import warnings
 
 import _warm
+import psutil
 import pytest
 import torch
 from _folders import ROOT
+from PIL import Image
 
 EXAMPLES = ROOT / "examples"
+SECONDS = 50
+"""How long a test waits for a program to end; never how long it should take."""
 PROGRAMS = sorted(path for path in EXAMPLES.glob("*.py") if not path.name.startswith("_"))
 RUN_ELSEWHERE = (
-    *("train_language_model", "train_video_classifier", "finetune_parquet"),  # _training.py
+    *("train_language_model", "train_video_classifier", "finetune_parquet"),  # below
     *("imagenet_classification", "imagenet_lightning"),  # test_examples_imagenet.py
     "replace_dataloader",  # there, too
     *("benchmark_numpy", "benchmark_numpy_plot"),  # below
@@ -23,12 +31,6 @@ FRESH = ("image_dataloading",)
 """Run as users run a program: what it imports is found, and it comes to its end; it starts
 processes, which import it. Nothing in the others' short form would show more in a process of its
 own, which takes seconds to import torch."""
-
-
-def run_fresh(program, *arguments):
-    """Run the program in a process of its own; it must end well."""
-    done = _warm.run([program, *arguments], forks=True)
-    assert done.returncode == 0, done.stderr
 
 
 def run_here(program, *arguments):
@@ -54,7 +56,7 @@ def run_here(program, *arguments):
 def test_smoke_run(program, capsys):
     """``--smoke`` does a little of everything that the long run does."""
     if program.stem in FRESH:
-        run_fresh(program, "--smoke")
+        smoke(program.name)
         return
     run_here(program, "--smoke")
     assert capsys.readouterr().out
@@ -73,3 +75,143 @@ def test_benchmark_numpy_writes_a_table_for_the_plot(tmp_path, capsys):
     assert all(float(line["mean"]) > 0 and line["num_repeats"] == "1" for line in lines)
     run_here(EXAMPLES / "benchmark_numpy_plot.py", str(table))
     assert table.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+def smoke(program, *options, cwd=None):
+    """The lines of a short run."""
+    command = [EXAMPLES / program, "--smoke", *options]
+    done = _warm.run(command, cwd=cwd, timeout=SECONDS, forks=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
+EPOCH = r"epoch (\d)  (\d+) \w+  loss ([\d.]+)  .*waited for data \d+%"
+
+
+def test_language_model_learns_from_a_child_process(tmp_path):
+    """Every epoch has all passages, one after the other; the loss falls."""
+    lines = smoke("train_language_model.py", cwd=tmp_path)
+    assert lines[0] == "240 passages, a vocabulary of 279 tokens"
+    epochs = [re.match(EPOCH, line).groups() for line in lines[1:-1]]
+    assert [(number, passages) for number, passages, _ in epochs] == [(n, "240") for n in "123"]
+    losses = [float(loss) for *_, loss in epochs]
+    assert losses == sorted(losses, reverse=True)
+    assert re.match(r"after 'an owl likes the': ('.+'$|nothing, the model ends)", lines[-1])
+
+
+def test_video_classifier_learns_from_a_child_process(tmp_path):
+    """Every epoch has all clips that fill a batch; validation has every video that is held out."""
+    pytest.importorskip("av")
+    lines = smoke("train_video_classifier.py", cwd=tmp_path)
+    assert lines[0] == "10 videos to train on and 2 to validate, 2 classes"
+    epochs = [re.match(EPOCH, line).groups() for line in lines[1:]]
+    assert [(number, clips) for number, clips, _ in epochs] == [(n, "10") for n in "123"]
+    assert all(re.search(r"validation (0|50|100)%$", line) for line in lines[1:])
+
+
+def test_fine_tuning_goes_on_where_it_was_saved(tmp_path):
+    """After its one epoch nothing is left; the report says where the workers are."""
+    pytest.importorskip("pyarrow")
+    saving = "--checkpoint", "saved.pt"
+    lines = smoke("finetune_parquet.py", *saving, cwd=tmp_path)
+    assert lines[0].startswith("epoch 0: loss of the last batch")
+    assert "thread_safe = True" in "".join(lines)
+    assert smoke("finetune_parquet.py", *saving, cwd=tmp_path) == []
+    saved = torch.load(tmp_path / "saved.pt")
+    assert saved["epoch"] == 1
+    assert saved["loader"]["finished"]
+
+
+PROGRAM = EXAMPLES / "image_dataloading.py"
+NUM_IMAGES = 23
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """A folder of small JPEGs, some of them deeper, and one file that is none."""
+    folder = tmp_path_factory.mktemp("images")
+    (folder / "deep").mkdir()
+    for number in range(NUM_IMAGES):
+        place = folder / "deep" if number % 3 else folder
+        image = Image.new("RGB", (40 + number, 30), (10 * number, 90, 90))
+        image.save(place / f"{number:02d}.jpg")
+    (folder / "notes.txt").write_text("no image")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def endless(images, tmp_path_factory):
+    """A list that takes a quarter of a minute and more, of paths relative to the folder."""
+    flist = tmp_path_factory.mktemp("list") / "endless.txt"
+    paths = [str(path.relative_to(images)) for path in sorted(images.rglob("*.jpg"))]
+    flist.write_text("".join(f"{path}\n" for path in paths) * 15_000)
+    return flist
+
+
+def start(*arguments):
+    """The running program, alone in its process group. Its smoke run has workers that Python
+    starts; here they are forked.
+    """
+    options = ["--device", "cpu", "--num-threads", 1, "--width", 16, "--height", 16]
+    return _warm.start([PROGRAM, *options, *arguments], start_new_session=True, forks=True)
+
+
+def frames_and_batches(printed, who="all, whole run"):
+    """The two numbers of a line."""
+    found = re.search(rf"^{re.escape(who)}: ([\d,]+) frames, ([\d,]+) batches", printed, re.M)
+    assert found, printed
+    return tuple(int(number.replace(",", "")) for number in found.groups())
+
+
+def wait_until_it_loads(process):
+    """Read lines until one tells of images."""
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if re.match(r"so far: [1-9]", line):
+            return "".join(lines)
+    raise AssertionError("".join(lines) + process.stderr.read())
+
+
+def test_every_image_is_loaded_once_when_workers_share_the_list(images, tmp_path):
+    """Together the workers take each line of the list exactly once, in batches of their own."""
+    num_workers = 3
+    flist = tmp_path / "list.txt"
+    flist.write_text("\n".join(str(path) for path in images.rglob("*.jpg")))
+    options = ["--input-flist", flist, "--batch-size", 4, "--num-workers", num_workers]
+    printed, complaints = start(*options).communicate(timeout=SECONDS)
+    shares = [len(range(number, NUM_IMAGES, num_workers)) for number in range(num_workers)]
+    assert complaints == ""
+    num_batches = sum(-(-share // 4) for share in shares)
+    assert frames_and_batches(printed) == (NUM_IMAGES, num_batches)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+def test_workers_end_with_the_program(endless, images, signum):
+    """Ctrl-C reaches the whole process group; the workers do not die of it, they finish. Where the
+    program can, it prints the figures so far, of less than everything."""
+    process = start("--input-flist", endless, "--prefix", images, "--interval", "0.2")
+    before = wait_until_it_loads(process)
+    workers = psutil.Process(process.pid).children(recursive=True)
+    (os.killpg if signum == signal.SIGINT else os.kill)(process.pid, signum)
+    printed, complaints = process.communicate(timeout=SECONDS)
+    assert workers
+    assert psutil.wait_procs(workers, timeout=SECONDS)[1] == []
+    if signum != signal.SIGKILL:
+        assert (process.returncode, complaints) == (128 + signum, "")
+        assert f"stopped by {signum.name}" in printed
+        loaded = frames_and_batches(printed)[0]
+        so_far = frames_and_batches(before.splitlines()[-1], "so far")[0]
+        assert 0 < so_far <= loaded < NUM_IMAGES * 15_000
+
+
+def test_program_fails_when_a_worker_dies(endless, images):
+    """The other worker is stopped, the message says which and how, the figures are printed."""
+    options = ["--input-flist", endless, "--prefix", images, "--interval", "0.2"]
+    process = start(*options, "--num-workers", 2)
+    printed = wait_until_it_loads(process)
+    os.kill(int(re.search(r"worker 1 \(cpu\): process (\d+)", printed)[1]), signal.SIGKILL)
+    printed, complaints = process.communicate(timeout=SECONDS)
+    assert process.returncode == 1
+    assert complaints.startswith("worker 1 (cpu): the process was killed by SIGKILL.")
+    assert frames_and_batches(printed)[0] > 0

@@ -103,20 +103,18 @@ PROGRAMS = {
     class Sent:
         pass
 
-    def child(method):
-        print(method, __name__, train(DataLoader(Squares(), 4)), flush=True)
-
-    def sends(end):
+    def child(method, end):
         end.send(Sent())
+        print(method, __name__, train(DataLoader(Squares(), 4)), flush=True)
 
     if __name__ == "__main__":
         end, ours = multiprocessing.Pipe()
-        multiprocessing.get_context("spawn").Process(target=sends, args=(end,)).start()
-        print(type(ours.recv()) is Sent)
         train(DataLoader(Squares(), 8))
         for method in ("spawn", "fork"):
-            process = multiprocessing.get_context(method).Process(target=child, args=(method,))
+            context = multiprocessing.get_context(method)
+            process = context.Process(target=child, args=(method, end))
             process.start()
+            print(type(ours.recv()) is Sent, flush=True)
             process.join()
             print(process.exitcode)
         if not os.fork():
@@ -304,7 +302,7 @@ def test_children_load_with_ours_and_report_once(folder):
     under_run = start_cold(folder, *UNDER_RUN, "children.py")  # so that its children are, too
     status, _, err = compared(start(folder, "children.py"), under_run)
     assert status == 0
-    assert sites(err) == [*["children.py:10"] * 2, "children.py:19"]
+    assert sites(err) == [*["children.py:11"] * 2, "children.py:15"]
 
 
 def test_refused_loader_stays_torchs_and_ctrl_c_ends_it(folder):
