@@ -43,16 +43,6 @@ def three_draws(_=None):
     return torch.tensor([float(number) for number in numbers], dtype=torch.float64)
 
 
-@pytest.mark.parametrize("workers", [{}, THREADS], ids=["none", "threads"])
-@pytest.mark.parametrize("batch_size", [None, 8])
-def test_streams_do_not_depend_on_batch_size(batch_size, workers):
-    """They follow from the sample's position in the epoch."""
-    expected = drawn(DataLoader(Made(three_draws, 24), 5, seed=3))
-    loader = DataLoader(Made(three_draws, 24), batch_size, seed=3, **workers)
-    got = [tuple(s.tolist()) for s in loader] if batch_size is None else drawn(loader)
-    assert got == expected
-
-
 @pytest.mark.parametrize("persistent", [False, True])
 def test_seed_makes_every_epoch_replayable(persistent):
     """Epoch n has the same streams in a new loader, whatever torch's own seed is; no two samples of

@@ -5,7 +5,7 @@ import copy
 import json
 import logging
 import pickle
-from itertools import islice, product
+from itertools import islice
 
 import pytest
 import torch
@@ -84,40 +84,37 @@ def test_plain_loading_asks_nobody_for_a_state(kind):
     assert Asked.num_asked == 0
 
 
-def check_error_of_a_state(dataset, options, kinds, match):
-    """It is raised whenever a state is asked for, and no batch is missing. Return it."""
-    loader = DataLoader(dataset(), 2, **options)
+UNFIT = (
+    r"ForSomebodyElse\.state_dict\(num_samples_yielded, num_workers, batch_size\) cannot be "
+    r"called as state_dict\(\).*set state_dict = None"
+)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "kind", "match"),
+    [
+        *((ForSomebodyElse, kind, UNFIT) for kind in KINDS),
+        *((NotReady, kind, "no cursor yet") for kind in KINDS),
+        (Uncopyable, "processes", "pickle|local object"),
+    ],
+)
+def test_error_of_a_state_is_an_error_of_state_dict(dataset, kind, match):
+    """Whenever one is asked for: that a method does not fit, and what to do; the user's own, with a
+    note. All batches come, then and afterwards."""
+    loader = DataLoader(dataset(), 2, **KINDS[kind])
     loader.state_dict()  # nothing of the dataset's is in it yet
     batches = iter(loader)
     received = [*next(batches), *next(batches)]
     for _ in range(2):
+        # Of what cannot be pickled by Python's version.
+        kinds = (LookupError, AttributeError, TypeError, RuntimeError, pickle.PicklingError)
         with pytest.raises(kinds, match=match) as caught:
             loader.state_dict()
     received += [index for batch in batches for index in batch]
     assert sorted(received) == list(range(12))
-    return caught.value
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_method_that_does_not_fit_is_an_error_of_state_dict(kind):
-    """It says which and what to do, and loading goes on."""
-    match = (
-        r"ForSomebodyElse\.state_dict\(num_samples_yielded, num_workers, batch_size\) cannot be "
-        r"called as state_dict\(\).*set state_dict = None"
-    )
-    check_error_of_a_state(ForSomebodyElse, KINDS[kind], (TypeError, RuntimeError), match)
-
-
-@pytest.mark.parametrize(
-    ("dataset", "kind"), [*product([NotReady], KINDS), (Uncopyable, "processes")]
-)
-def test_error_of_a_state_is_an_error_of_state_dict(dataset, kind):
-    """The user's own, with a note; the batches come all the same, then and afterwards."""
-    kinds = (LookupError, AttributeError, TypeError, pickle.PicklingError)  # by Python's version
-    match = r"no cursor yet|pickle|local object"
-    error = check_error_of_a_state(dataset, KINDS[kind], kinds, match)
     if dataset is NotReady:
-        assert "in NotReady.state_dict(), asked by a loader's" in error.__notes__[0]
+        assert type(caught.value) is LookupError
+        assert "in NotReady.state_dict(), asked by a loader's" in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize("what", ["dataset", "sampler"])
