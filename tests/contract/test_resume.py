@@ -1,5 +1,6 @@
 """Resuming, beside the histories: what a state counts, whose epoch it is, what is refused."""
 
+import io
 import json
 import random
 import warnings
@@ -258,6 +259,15 @@ def test_a_stateful_map_style_dataset_keeps_its_own_state():
     """If there is one of it: worker threads have a copy each."""
     assert_resume_exact(lambda: DataLoader(Counting(10), batch_size=3))
     assert DataLoader(Counting(10), num_workers=1).state_dict()["dataset"] is None
+
+
+def test_a_state_loads_with_weights_only():
+    """As checkpoints are loaded by default."""
+    loader = DataLoader(Drawn(8), batch_size=2, shuffle=True, num_workers=1)
+    next(iter(loader))
+    torch.save(loader.state_dict(), file := io.BytesIO())
+    file.seek(0)
+    assert torch.load(file, weights_only=True) == loader.state_dict()
 
 
 def test_a_state_is_not_taken_from_what_is_no_state():
