@@ -12,6 +12,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -93,11 +94,9 @@ def _matmul_precision() -> str:
 
 
 _multiprocessing: Any = torch.multiprocessing  # these functions have no types
-_SIGNALS = [
-    getattr(signal, name)
-    for name in ("SIGINT", "SIGTERM", "SIGALRM", "SIGUSR1")
-    if hasattr(signal, name)
-]
+_NAMES = ("SIGINT", "SIGTERM", "SIGALRM", "SIGUSR1")
+_SIGNALS = [each for each in signal.Signals if each.name in _NAMES]
+_locale = partial(locale.setlocale, locale.LC_ALL)  # without a name it returns that of the present
 
 
 def _set_handlers(handlers: list[Any]) -> None:
@@ -120,13 +119,10 @@ _SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
         torch.set_float32_matmul_precision,
     ),
     "torch.multiprocessing.get_sharing_strategy()": (
-        lambda: _multiprocessing.get_sharing_strategy(),
-        lambda strategy: _multiprocessing.set_sharing_strategy(strategy),
+        _multiprocessing.get_sharing_strategy,
+        _multiprocessing.set_sharing_strategy,
     ),
-    "locale.setlocale(locale.LC_ALL)": (
-        lambda: locale.setlocale(locale.LC_ALL),
-        lambda name: locale.setlocale(locale.LC_ALL, name),
-    ),
+    "locale.setlocale(locale.LC_ALL)": (_locale, _locale),
     "warnings.filters": (lambda: list(warnings.filters), _set_filters),
     "logging.root": (_logging, _set_logging),
     "signal.getsignal()": (lambda: list(map(signal.getsignal, _SIGNALS)), _set_handlers),

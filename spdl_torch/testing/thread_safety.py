@@ -9,7 +9,7 @@ import multiprocessing.process
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -110,22 +110,24 @@ def assert_thread_safe(
         isolation="thread",
         seed=seed,
     )
-    both_ways = _BothWays(make_loader, num_batches, seed)
     with generators_kept(), settings_kept(), warnings.catch_warnings():
         # More threads than cores are wanted here.
         warnings.filterwarnings("ignore", message="This DataLoader will create")
-        _compare(both_ways, num_rounds, dataset, (collate_fn, worker_init_fn))
+        _compare(_BothWays(make_loader, make_loader(), num_batches, seed), num_rounds)
 
 
-def _compare(both_ways: _BothWays, num_rounds: int, dataset: Any, functions: Sequence[Any]) -> None:
+def _compare(both_ways: _BothWays, num_rounds: int) -> None:
     """Load on threads first: what a run alone leaves in the dataset might mask their races."""
-    num_workers, copies = both_ways.make_loader().num_workers, _private_copy(dataset, functions[0])
-    shared, process = SharedObjects(dataset, functions), settings_now()
+    loader = both_ways.loader
+    copies = _private_copy(loader.dataset, loader.collate_fn)
+    shared = SharedObjects(loader.dataset, (loader.collate_fn, loader.worker_init_fn))
+    process = settings_now()
     changes: dict[str, str] = {}
     rounds: list[tuple[list[Any], Exception | None]] = []
+    most_batches = both_ways.num_batches if both_ways.is_iterable else len(loader)
     with ProgressBar(sys.stderr, "batches") as bar:
         for number in range(num_rounds):
-            bar.begin(f"on threads, round {number + 1}/{num_rounds}", both_ways.most_batches)
+            bar.begin(f"on threads, round {number + 1}/{num_rounds}", most_batches)
             rounds.append(both_ways.on_threads(bar.advance))
             shared.look()
             changes = {**changed_settings(process), **changes}
@@ -137,7 +139,7 @@ def _compare(both_ways: _BothWays, num_rounds: int, dataset: Any, functions: Seq
         difference = _difference(expected, got, error)
         if difference is not None:
             raise AssertionError(
-                f"assert_thread_safe: {num_workers} threads must give the samples that "
+                f"assert_thread_safe: {loader.num_workers} threads must give the samples that "
                 f"one gives alone, but in round {number} {difference}. {_reason(shared, changed)}"
             ) from error
     if changes:
@@ -262,8 +264,8 @@ _MOST_MEMBERS = 1_000
 
 
 def _private_copy(
-    dataset: Any, collate_fn: Callable[[Any], Any] | None
-) -> tuple[Any, Callable[[Any], Any] | None]:
+    dataset: Any, collate_fn: Callable[[Any], Any]
+) -> tuple[Any, Callable[[Any], Any]]:
     """Copy both deeply, as a process would have them; a method of the dataset becomes its copy's.
 
     What cannot be copied is shared: an open file, a generator, a lock.
@@ -272,8 +274,6 @@ def _private_copy(
     own = _deep_copy(dataset, memo)
     if own is dataset:
         own = _copy_by_attributes(dataset, memo)
-    if collate_fn is None:
-        return own, None
     bound = rebound(collate_fn, dataset, own)
     return own, _deep_copy(collate_fn, memo) if bound is collate_fn else bound
 
@@ -314,14 +314,15 @@ class _BothWays:
     """The ways to load a dataset."""
 
     make_loader: Callable[[], DataLoader[Any]]
+    loader: DataLoader[Any]
+    """One that nobody iterates over."""
     num_batches: int
     seed: int
 
     @property
-    def most_batches(self) -> int:
-        """The number of batches of a round, at most."""
-        loader = self.make_loader()
-        return self.num_batches if _is_iterable(loader) else len(loader)
+    def is_iterable(self) -> bool:
+        """Whether the dataset gives its samples itself."""
+        return isinstance(self.loader.dataset, IterableDataset)
 
     def on_threads(self, done: Callable[[int], None]) -> tuple[list[Any], Exception | None]:
         """Return the batches up to the first error, and that error; tell how many are done."""
@@ -348,10 +349,9 @@ class _BothWays:
         of an iterable are loaded worker by worker, then interleaved as a loader's are.
         """
         torch.set_num_threads(1)  # as in a worker: sums may differ in their bits
-        loader = self.make_loader()
-        if not _is_iterable(loader):
+        if not self.is_iterable:
             return self._share(0, dataset, collate_fn)
-        numbers = range(loader.num_workers)
+        numbers = range(self.loader.num_workers)
         shares = [self._share(each, *_private_copy(dataset, collate_fn)) for each in numbers]
         turns = range(max(map(len, shares)))
         in_turn = [share[turn] for turn in turns for share in shares if turn < len(share)]
@@ -359,12 +359,11 @@ class _BothWays:
 
     def _share(self, number: int, dataset: Any, collate_fn: Any) -> list[Any]:
         """Return the batches of worker ``number``, with the random numbers that it draws."""
-        seed, loader = epoch_seed(self.seed, 0), self.make_loader()
-        collate_fn = collate_fn or loader.collate_fn
+        loader, seed = self.loader, epoch_seed(self.seed, 0)
         streams = SampleStreams(seed, number)
         streams.seed_owned(OwnedGenerators(dataset, collate_fn))
         key = StreamKey(seed, is_seeded=True)
-        if _is_iterable(loader):
+        if self.is_iterable:
             key = key._replace(num_replicas=loader.num_workers, rank=number)
         batches: list[Any] = []
         info = acting_as_worker(number, loader.num_workers, seed, dataset)
@@ -384,10 +383,6 @@ class _BothWays:
                     break
                 batches.append(batch)
         return batches
-
-
-def _is_iterable(loader: DataLoader[Any]) -> bool:
-    return isinstance(loader.dataset, IterableDataset)
 
 
 @scope
