@@ -304,7 +304,7 @@ class PerfParams:
         if self.num_threads is not None:
             options["num_threads"] = self.num_threads
         if self.tuning is not None:
-            options["tuner"] = PipelineTuner(self.tuning)
+            options["tuner"] = PipelineTuner(self.tuning, "pipeline")
         return options
 
     def __str__(self) -> str:

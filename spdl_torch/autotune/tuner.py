@@ -21,12 +21,10 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from ..machine.readings import Probes, is_taken
+from ..observe.verdict.causes import INPUT_BOUND, RUN_DELAY
 
 if TYPE_CHECKING:
     from ..engine.statistics import PipelineStats, StageStats
-
-_ENOUGH_WAIT = 0.05
-"""The share of waiting up to which training is not input-bound; TensorFlow's threshold."""
 
 _ALIKE_WINDOWS = 3
 """The consecutive windows in which there is nothing to do, or the speed is another, before the
@@ -249,7 +247,7 @@ class Tuner:
 
     def _bottleneck(self, window: Window) -> tuple[str, str]:
         """Return the stage that holds the others back and may get threads; or "", and why none."""
-        if window.stats.consumer_wait_ratio <= _ENOUGH_WAIT:
+        if window.stats.consumer_wait_ratio <= INPUT_BOUND:
             return "", "consumer"
         busiest = window.busiest
         if busiest is None or _busy_ratio(busiest) < _BUSY:
@@ -329,7 +327,7 @@ class Tuner:
         """Look for steps again if the data or the training step has changed."""
         noise = 4 * math.hypot(window.noise, since.noise)
         has_drifted = abs(window.rate / since.rate - 1) > max(_DRIFT, noise)
-        waits_again = window.stats.consumer_wait_ratio > _ENOUGH_WAIT and (
+        waits_again = window.stats.consumer_wait_ratio > INPUT_BOUND and (
             reason == "consumer" or has_drifted
         )
         self._num_alike = self._num_alike + 1 if waits_again else 0
@@ -366,6 +364,6 @@ def _cause_of(window: Window, name: str) -> str:
     probes, stage = window.probes, window.free[name]
     if probes.gil_seconds is not None and is_taken(probes.gil_seconds, probes.switch_interval):
         return "gil"
-    if probes.run_delay_ratio is not None and probes.run_delay_ratio > 0.1:
+    if probes.run_delay_ratio is not None and probes.run_delay_ratio >= RUN_DELAY:
         return "cpu"
     return "io-limit" if stage.cpu_ns < 0.5 * stage.busy_ns else "cpu"

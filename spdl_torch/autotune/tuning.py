@@ -8,6 +8,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..checks import check_whole
@@ -118,17 +119,20 @@ class TuningState:
         self.name = name
         self.found: dict[str, int] = {}
         """The changed concurrency by stage, with which the next run begins."""
-        self.decisions: deque[Decision] = deque(maxlen=_MOST_DECISIONS)
+        self._decisions: deque[Decision] = deque(maxlen=_MOST_DECISIONS)
         self._last: tuple[PipelineStats, int] | None = None  # with which the next part begins
         self._restart(skip=1)
-        self._tuner: Tuner | None = None
         self._told = ""
 
+    @property
+    def decisions(self) -> list[Decision]:
+        """The changes made so far, and why; at most the last 1000."""
+        return list(self._decisions.copy())
+
+    @cached_property
     def tuner(self) -> Tuner:
-        """Return the tuner, which continues where the last run ended."""
-        if self._tuner is None:
-            self._tuner = Tuner(self.tuning.bounds(are_processes=self.are_processes))
-        return self._tuner
+        """The tuner, which continues where the last run ended."""
+        return Tuner(self.tuning.bounds(are_processes=self.are_processes))
 
     def look(self, tuned: Tuned) -> None:
         """Take a reading. When a window is complete, make the tuner's changes, report its
@@ -145,13 +149,13 @@ class TuningState:
             probes=probes_between(self._probes_before, probe_counters()),
             memory_bytes=tuned.memory_in_flight(),
         )
-        step = self.tuner().step(window)
+        step = self.tuner.step(window)
         for name, count in step.counts.items():
             self.found[name] = count
             tuned.set_count(name, count)
         for decision in step.decisions:
             self._report(decision, tuned.recorder)
-        if step.decisions and self.tuner().is_settled:
+        if step.decisions and self.tuner.is_settled:
             self.log_settings(tuned.settings())
         self._restart(skip=int(bool(step.counts)))
 
@@ -185,7 +189,7 @@ class TuningState:
             self._parts.append(part)
 
     def _report(self, decision: Decision, recorder: FlightRecorder | None) -> None:
-        self.decisions.append(decision)
+        self._decisions.append(decision)
         _logger.info("%s: %s", self.name, decision)
         details = decision.as_details()
         if recorder is not None:
@@ -207,35 +211,25 @@ class TuningState:
         return {**vars(own), "found": dict(self.found), "_told": self._told}
 
 
-class PipelineTuner:
+class PipelineTuner(TuningState):
     """Tunes one pipeline; each run starts from the previous result. Of two concurrent runs, the
     second is not tuned.
     """
 
-    def __init__(self, tuning: Tuning) -> None:
-        self.state = TuningState(tuning, "pipeline")
-        self._session: _Session | None = None
-
-    @property
-    def decisions(self) -> list[Decision]:
-        """The changes made so far, and why; at most the last 1000."""
-        return list(self.state.decisions.copy())
+    _session: _Session | None = None
 
     def attach(self, run: Run) -> _Session:
         """Start tuning a new run. Raises: ValueError: the run keeps no statistics."""
         if not run.recorder.enabled:
             raise ValueError("build: tuner needs figures to go by. Leave out stats=False.")
         is_second = self._session is not None and self._session.is_going_on
-        session = _Session(self.state, run, is_going_on=not is_second)
+        session = _Session(self, run, is_going_on=not is_second)
         if not is_second:
             self._session = session
-            for name in session.tunable & self.state.found.keys():  # begin with what others found
-                session.set_count(name, self.state.found[name])
-            self.state.begin_run()
+            for name in session.tunable & self.found.keys():  # begin with what others found
+                session.set_count(name, self.found[name])
+            self.begin_run()
         return session
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_session": None}
 
 
 class _Session:

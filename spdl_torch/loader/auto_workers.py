@@ -49,7 +49,7 @@ class LoaderTuner:
         """The number of batches in flight: the prefetch of all workers as far as the memory limit
         allows, and at least one for each worker.
         """
-        workers, most_bytes = self._num_workers, self._state.tuner().bounds.memory_bytes
+        workers, most_bytes = self._num_workers, self._state.tuner.bounds.memory_bytes
         wanted = self._prefetch * workers
         if not self._batch_bytes or most_bytes is None:
             return wanted

@@ -255,7 +255,7 @@ class DataLoader(TorchDataLoader[T_co]):
     @property
     def decisions(self) -> list[Decision]:
         """The changes made so far by ``num_workers="auto"``, and why; at most the last 1000."""
-        return [] if self._state.tuning is None else list(self._state.tuning.decisions.copy())
+        return [] if self._state.tuning is None else self._state.tuning.decisions
 
     def snapshot(self) -> PipelineStats:
         """Return the statistics of the running epoch or, between epochs, of the last one: the

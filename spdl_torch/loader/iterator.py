@@ -127,7 +127,7 @@ class LoaderIterator(EpochIterator):
         pin = partial(pinned, device=self._pin_memory_device) if self._pin_memory else None
         most_workers = None
         if loader._is_tuned:
-            most_workers = max(loader._tuning_state().tuner().bounds.threads, loader.num_workers)
+            most_workers = max(loader._tuning_state().tuner.bounds.threads, loader.num_workers)
         return LoadSpec(
             recipe=BatchRecipe(
                 self._dataset,

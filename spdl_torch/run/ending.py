@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from ..observe.page.page import html_of, write_page
+from ..observe.verdict.causes import SHORT_SECONDS
 from ..observe.verdict.ranks import slowest_of
 from ..observe.verdict.report import heads_of, part_of
 from ..observe.verdict.verdict import how_input_bound
 from ..shown_text import percent, printable, shown_seconds, wrapped
 from .program import while_it_runs
 
-_LEAST_SECONDS = 2.0
 _RANKS_SECONDS = 10  # how long rank 0 waits for the others to end
 _NAMED = re.compile(
     r"^ *from torch\.utils\.data(\.\w+)? import (\([\w\s,]*|[\w ,]*)\bDataLoader\b", re.M
@@ -59,7 +59,7 @@ def _by_place(sites: Iterable[Any]) -> list[Any]:
     """Return what is known of each site; those of one place with less than 2 s are one."""
     found: dict[Any, Any] = {}
     for made in sites:
-        is_short = made.time[0] < _LEAST_SECONDS
+        is_short = made.time[0] < SHORT_SECONDS
         own = found.setdefault(made.site[:-1] if is_short else made.site, made)
         if own is not made:
             own.add(made)
@@ -81,7 +81,7 @@ def _leave_figures(sites: list[Any], folder: Path) -> None:
 def _told(made: Any) -> str:
     head = f"\nspdl-torch run: {made.site.where}: {made.site.loads}, {made.how}"
     seconds, waits = made.time
-    if seconds < _LEAST_SECONDS:
+    if seconds < SHORT_SECONDS:
         return f"{head}: less than 2 s of loading, no report"
     if made.report is not None:
         return f"{head}\n{made.report}\nEDIT     {_edit(made.site)}"

@@ -122,7 +122,7 @@ def test_prefetch_fits_into_the_memory():
         loader.prefetch_factor = 2
         tuner = LoaderTuner(loader, state, backend=None)
         tuner._batch_bytes = 800
-        state.tuner().bounds = Bounds(threads=8, cores=4, memory_bytes=memory_bytes)
+        state.tuner.bounds = Bounds(threads=8, cores=4, memory_bytes=memory_bytes)
         return tuner.max_outstanding
 
     assert [most(n) for n in (None, 10_400, 8_000, 100)] == [8, 8, 5, 4]
@@ -198,12 +198,12 @@ def test_pipeline_gives_the_same_items_in_the_same_order(at_random):
     with builder.build(**options).auto_stop() as pipeline:
         for number, item in enumerate(pipeline):
             assert item == 2 * number + 1
-            if number > 200 and len(options["tuner"].state.decisions) > 10:
+            if number > 200 and len(options["tuner"].decisions) > 10:
                 break
         kept = pipeline.snapshot().stages[-1]
         assert (kept.name, kept.concurrency) == ("kept", 1)
     until(lambda: not options["tuner"]._session.is_going_on)
-    found = dict(options["tuner"].state.found)
+    found = dict(options["tuner"].found)
     assert set(found) == {"a", "b"}
     pipeline = builder.build(**options)
     assert {s.name: s.concurrency for s in pipeline.snapshot().stages[:2]} == found

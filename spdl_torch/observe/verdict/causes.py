@@ -38,6 +38,9 @@ class Cause(enum.Enum):
     SHORT = "short"  # the window is too short to say
 
 
+INPUT_BOUND = 0.05
+"""The share of waiting from which training is input-bound; TensorFlow's threshold."""
+
 SHORT_SECONDS = 2.0
 """Seconds below which a window says little of causes: the probes look ten times a second, and it
 includes the start."""

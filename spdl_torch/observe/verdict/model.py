@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...checks import check_whole
 from ...shown_text import counted, shown_rate, shown_seconds
-from .causes import SHORT_SECONDS, Cause
+from .causes import INPUT_BOUND, SHORT_SECONDS, Cause
 
 if TYPE_CHECKING:
     from ...engine.statistics import StageStats, TaskPerfStats
@@ -37,7 +37,6 @@ _HARDLY_WAITS = 0.1
 """The share of a worker's time without a core below which another one finds no gaps to fill."""
 _CACHE_HIT_SECONDS = 30e-6
 """The time of finding a sample in a cache, without copying it."""
-_INPUT_BOUND = 0.05
 
 
 class NotKnown(Exception):
@@ -170,7 +169,7 @@ def worth_asking(
     reading: Reading, bottleneck: str | None, cause: Cause, placement: Placement | None
 ) -> list[Question]:
     """Return the questions that a report answers unasked, none where nothing can be gained."""
-    if reading.waits < _INPUT_BOUND or bottleneck is None:
+    if reading.waits < INPUT_BOUND or bottleneck is None:
         return []
     stage = next(stage for stage in reading.stages if stage.name == bottleneck)
     count = placement.num_workers if placement is not None else stage.concurrency

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...shown_text import percent, wrapped
-from .causes import num_delivered
-from .verdict import INPUT_BOUND
+from .causes import INPUT_BOUND, num_delivered
 
 if TYPE_CHECKING:
     from .report import Report

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from ...machine.readings import Probes, has_gil
 from ...shown_text import counted, percent, shown_seconds
 from .advice import Ceiling, advise, without_any_waits, without_start, without_waits
-from .causes import SHORT_SECONDS, Cause, Reading
+from .causes import INPUT_BOUND, SHORT_SECONDS, Cause, Reading
 
 if TYPE_CHECKING:
     from ...engine.statistics import PipelineStats
 
-INPUT_BOUND = 0.05
 _HIGHLY_INPUT_BOUND = 0.20
 
 _STEP_SLOWDOWN = 0.10
