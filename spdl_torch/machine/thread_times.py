@@ -119,8 +119,16 @@ class ThreadTimes:
         self, threads: list[threading.Thread], before: dict[int, _Seen], now_ns: int
     ) -> None:
         """Read every thread of the system's that counts. The lock is held."""
-        pythons = {thread.native_id: thread for thread in threads}
-        for number in _task_numbers() if self._alone is None else [self._alone]:
+        pythons = {each.native_id: each for each in threads if each.native_id is not None}
+        if self._alone is not None:
+            numbers = {self._alone}
+        elif self._is_begun and now_ns - self._last_ns < _BRIEF_NS:
+            # To list the system's threads lets go of the GIL as well. What others have computed
+            # since counts as that of threads that came and went.
+            numbers = before.keys() | pythons.keys()
+        else:
+            numbers = _task_numbers()
+        for number in numbers:
             then = before.get(number)
             thread = pythons.get(number)
             if then is None:
@@ -167,26 +175,26 @@ class ThreadTimes:
 class OwnRunDelay:
     """The time that the calling thread was ready to run without a core; 0 where it is unknown.
 
-    The file stays open: opening one releases the GIL, and the wait to get it back would be
-    subtracted from the wait that is measured. (Measured with two threads in pure Python: the median
-    wait for the GIL came out as 0.0 to 0.2 ms, although it is 5 ms and more.)
+    The file is opened for the first reading and stays open: opening one releases the GIL, and the
+    wait to get it back would be subtracted from the wait that is measured. (Measured with two
+    threads in pure Python: the median wait for the GIL came out as 0.0 to 0.2 ms, although it is
+    5 ms and more.)
     """
 
     def __init__(self) -> None:
-        try:
-            name = f"{_TASKS}/{threading.get_native_id()}/schedstat"
-            self._file = os.open(name, os.O_RDONLY)
-        except OSError:
-            self._file = -1
+        self._file: int | None = None
 
     def __call__(self) -> int:
         try:
-            return int(os.pread(self._file, 64, 0).split()[1]) if self._file >= 0 else 0
+            if self._file is None:
+                name = f"{_TASKS}/{threading.get_native_id()}/schedstat"
+                self._file = os.open(name, os.O_RDONLY)
+            return int(os.pread(self._file, 64, 0).split()[1])
         except (OSError, IndexError, ValueError):
             return 0
 
     def close(self) -> None:
-        if self._file >= 0:
+        if self._file is not None:
             os.close(self._file)
 
 
@@ -235,11 +243,11 @@ def run_delay_ns(native_id: int) -> int | None:
         return None  # it has ended, or this is not Linux
 
 
-def _task_numbers() -> list[int]:
+def _task_numbers() -> set[int]:
     try:
-        return [int(name) for name in os.listdir(_TASKS)]
+        return set(map(int, os.listdir(_TASKS)))
     except OSError:
-        return []
+        return set()
 
 
 def _cpu_ns(number: int) -> int | None:
