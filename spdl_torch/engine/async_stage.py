@@ -61,8 +61,8 @@ class AsyncStage(Stage):
 
     def targets(self) -> list[Target]:
         """Return name and target of the feeder and the emitter."""
-        for _ in range(self.spec.concurrency):
-            worker = self._new_worker()
+        for number in range(self.spec.concurrency):
+            worker = self._new_worker(number)
             worker.times = Times(since_ns=perf_counter_ns())
             self._free.put(worker)
         self._num_present = 2

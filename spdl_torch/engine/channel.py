@@ -183,7 +183,6 @@ class Channel(Generic[T]):
         self._finished = False
         self._closed = False
         self._puts, self._gets = Side(), Side()
-        self._watches = Side()  # in wait_until
         self._num_put = 0  # marks included, as in num_got: they are numbered like items
         self.num_got = 0
         """The number of items taken, including by a get that Ctrl-C then cut off."""
@@ -275,28 +274,6 @@ class Channel(Generic[T]):
                     self._wake_everyone()
                     raise
         return self._get_slowly(timeout)
-
-    def wait_until(self, is_so: Callable[[], bool]) -> None:
-        """Wait until this is so; ``look_again()`` has it asked again, under the lock.
-
-        Raises: ChannelClosed; EndOfChannel.
-        """
-
-        def look() -> Any:
-            if self._closed:
-                raise ChannelClosed
-            if is_so():
-                return True
-            if self._finished and not self._items:
-                raise EndOfChannel
-            return _NOTHING
-
-        self._wait(self._watches, look)
-
-    def look_again(self) -> None:
-        """Have those in ``wait_until`` look again. Never blocks."""
-        with self._lock:
-            self._watches.wake_all()
 
     def allow_bursts(self, capacity: int) -> None:
         """Let up to ``capacity`` items wait while more than 10,000 a second are taken.
@@ -465,7 +442,7 @@ class Channel(Generic[T]):
                 side.waiters.remove(waiter)
             else:
                 side.is_woken = False
-                if side is self._puts or (side is self._gets and self._items):
+                if side is self._puts or self._items:
                     self._wake(side)
 
     # How items come and go:
@@ -546,8 +523,8 @@ class Channel(Generic[T]):
             return
 
     def _wake_everyone(self) -> None:
-        for side in (self._gets, self._puts, self._watches):
-            side.wake_all()
+        self._gets.wake_all()
+        self._puts.wake_all()
 
     @scope
     def _all_awake_if_cut_off(self) -> Iterator[None]:

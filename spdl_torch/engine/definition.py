@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from types import AsyncGeneratorType, GeneratorType, GenericAlias
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from ..checks import check_whole
-from ..shown_text import printable_line
+from ..shown_text import printable_line, short_repr
 from .ops import OpKind, as_op, locate, name_of, runs_on_one_thread
 
 if TYPE_CHECKING:
@@ -26,10 +25,6 @@ T_co = TypeVar("T_co", covariant=True)
 
 OutputOrder = Literal["completion", "input"]
 MaxFailures = int | float | Real
-
-
-_SHORT = reprlib.Repr()
-_SHORT.maxother = _SHORT.maxstring = 120
 
 
 @dataclass(frozen=True)
@@ -60,7 +55,7 @@ class SourceSpec:
 
     def __repr__(self) -> str:
         """Return the fields; of a long source only the beginning."""
-        shown = _SHORT.repr(self.source)
+        shown = short_repr(self.source, 120)
         return (
             f"{type(self).__name__}(source={shown}, continuous={self.continuous}, "
             f"name={self.name!r})"
@@ -312,11 +307,7 @@ def Aggregate(input: int | Aggregator, /, *, drop_last: bool = False) -> StageSp
 
 def Disaggregate() -> StageSpec:
     """Return a stage that passes the members of each list on one by one, in order."""
-    return StageSpec(name="disaggregate", op=_members, kind=OpKind.GENERATOR, output_order="input")
-
-
-def _members(items: Iterable[Any]) -> Iterable[Any]:
-    yield from items
+    return StageSpec(name="disaggregate", op=iter, kind=OpKind.GENERATOR, output_order="input")
 
 
 class Tuner(Protocol):

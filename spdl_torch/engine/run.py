@@ -363,7 +363,7 @@ class Run:
         return self.state is RunState.RUNNING
 
     def set_concurrency(self, stage: str, count: int) -> None:
-        """Work on ``count`` threads from now on; surplus ones rest when they have passed on the
+        """Work on ``count`` threads from now on; surplus ones leave when they have passed on the
         item that they work on, or wait for. Results and their order stay the same. Without effect
         when the run has ended.
 
@@ -383,7 +383,6 @@ class Run:
             if self.state in (RunState.STOPPING, RunState.CLOSED):
                 return
             self._threads.spawn_all(live.resize(count))
-        live.inlet.look_again()
 
     def _grow(self, number: int, capacity: int) -> None:
         """Raise the capacity of the queue after that stage, unless the user gave it."""

@@ -1,8 +1,7 @@
 """State that several threads share, correct with a GIL and without one; and callables that happen
 once, or that do not keep alive what they are for.
 
-``SharedCounter`` and ``LiveObjects`` are for the life of the process: each renews its lock in a
-forked child, where the thread that held it may be gone.
+``SharedCounter`` and ``LiveObjects`` are for the life of the process, as their locks are.
 """
 
 from __future__ import annotations
@@ -25,17 +24,13 @@ class SharedCounter:
 
     def __init__(self, first: int = 0) -> None:
         self._next = first
-        self._renew_lock()
-        _call_in_forks(self._renew_lock)
+        self._lock = lock_held_at_forks()
 
     def __next__(self) -> int:
         with self._lock:
             number = self._next
             self._next = number + 1
         return number
-
-    def _renew_lock(self) -> None:
-        self._lock = RLock()  # re-entrant: a finalizer on this thread may count, too
 
 
 class LiveObjects(Generic[T]):
@@ -51,8 +46,7 @@ class LiveObjects(Generic[T]):
         # Filled by the interpreter, on a thread that may hold any lock: so without one; and without
         # a line of Python, where Ctrl-C might come and be lost.
         self._gone: deque[weakref.ref[T]] = deque()
-        self._renew_lock()
-        _call_in_forks(self._renew_lock)
+        self._lock = lock_held_at_forks()
 
     def add(self, thing: T) -> None:
         """List the object, which is not listed yet, from now on, as long as it lives."""
@@ -76,9 +70,6 @@ class LiveObjects(Generic[T]):
     def _forget_gone(self) -> None:
         while self._gone:
             self._found.pop(id(self._gone.popleft()), None)
-
-    def _renew_lock(self) -> None:
-        self._lock = RLock()  # re-entrant: a finalizer on this thread may list, too
 
 
 class Loans(Generic[T]):
@@ -120,11 +111,6 @@ class Loans(Generic[T]):
         return [value for _, value in self._out.copy().values()]
 
 
-def _call_in_forks(function: Callable[[], None]) -> None:
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=function)
-
-
 class Once:
     """A call that happens once, however often it is made."""
 
@@ -157,7 +143,7 @@ def weakly(method: Any) -> Callable[..., None]:
 
 def lock_held_at_forks() -> RLock:
     """Return a lock that a thread which forks holds meanwhile, so that a child never finds it held
-    by a thread that it has not got."""
+    by a thread that it has not got. Re-entrant: a finalizer on the thread may want it, too."""
     lock = RLock()
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(

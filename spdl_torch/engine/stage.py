@@ -16,7 +16,7 @@ import logging
 import threading
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import BrokenExecutor, CancelledError
 from contextlib import closing
 from time import perf_counter_ns
@@ -66,6 +66,8 @@ class Worker:
         self.cell = cell
         self.taken = -1
         """The number of the item in its hands."""
+        self.is_leaving = False
+        """Whether it ends because there are too many: another one may have its number."""
         # Of a generator: the time inside it, and the number of its last output.
         self.wall_ns = self.cpu_ns = 0
         self.output = -1
@@ -125,13 +127,13 @@ class Stage:
         if run.spec.src.continuous and has_peers and not self.ordered:
             self._epochs = EpochEnds(inlet, outlet)
         self.concurrency = spec.concurrency
-        """How many workers are to work: those with a number below it, while others are parked."""
+        """How many workers are to work: those with a number below it. Others leave."""
         self.thread_count = ThreadCount(spec.concurrency)
         # Guards the workers, and their number: they leave while the run adds some. Never held in a
         # wait.
         self._lock = RLock()
         self._num_present = 0
-        self._workers: list[Worker] = []  # the list only grows
+        self._workers: list[Worker] = []  # the last one of each number
 
     # Called by the run:
 
@@ -143,21 +145,19 @@ class Stage:
     def targets(self) -> list[Target]:
         """Return name and target of each thread that the stage begins with."""
         self.thread_count.count = self.concurrency
-        return self._new_targets(self.concurrency)
+        return self._new_targets(range(self.concurrency))
 
     def resize(self, count: int) -> list[Target]:
-        """Work on ``count`` threads from now on; return name and target of those to be started.
-
-        A surplus one parks when it has passed its item on; whoever calls this has those that are
-        parked look again.
-        """
+        """Work on ``count`` threads from now on; return name and target of those to be started. A
+        surplus one leaves when it has passed its item on."""
         with self._lock:
             self.concurrency = count
-            more = count - len(self._workers)
-            if more <= 0 or self.cut_short or not self._num_present:  # the last one ends the stage
+            if self.cut_short or not self._num_present:  # the last one ends the stage
                 return []
-            self.thread_count.change(self.thread_count.count + more)
-            return self._new_targets(more)
+            staying = {each.number for each in self._workers if not each.is_leaving}
+            missing = [number for number in range(count) if number not in staying]
+            self.thread_count.change(self.thread_count.count + len(missing))
+            return self._new_targets(missing)
 
     def request_stop(self) -> None:
         """Cancel calls that no executor has begun; the run closes the channels. Never blocks."""
@@ -202,16 +202,20 @@ class Stage:
 
     # The life of a worker:
 
-    def _new_targets(self, count: int) -> list[Target]:
-        workers = [self._new_worker() for _ in range(count)]
+    def _new_targets(self, numbers: Iterable[int]) -> list[Target]:
+        workers = [self._new_worker(number) for number in numbers]
         self._num_present += len(workers)
         return [
             (f"{self.spec.name}-{worker.number}", functools.partial(self._live, self._work, worker))
             for worker in workers
         ]
 
-    def _new_worker(self) -> Worker:
-        number, cell = len(self._workers), TaskCell()
+    def _new_worker(self, number: int) -> Worker:
+        if number < len(self._workers):  # in the place of one that leaves
+            before = self._workers[number]
+            worker = self._workers[number] = Worker(number, before.ring, before.cell)
+            return worker
+        cell = TaskCell()
         self.hooks.share(cell)
         ring = self._run.recorder.new_ring(self.spec.name, self._number, number)
         self._workers.append(Worker(number, ring, cell))
@@ -241,7 +245,6 @@ class Stage:
             self._num_present -= 1
             is_last = not self._num_present
         if not is_last:
-            self.inlet.look_again()  # perhaps it has broken, and all others are parked
             return
         self.thread_count.end()
         try:
@@ -369,8 +372,8 @@ class Stage:
         yield a mark at these, and at the end of the data."""
         get, number = self.inlet.get_numbered, 0
         while True:
-            if worker.number >= self.concurrency:
-                self._park(worker)
+            if worker.number >= self.concurrency and self._may_leave(worker):
+                return
             try:
                 number, item = get()
             except EndOfChannel:
@@ -384,20 +387,13 @@ class Stage:
                 self._pass_mark(number)
             item = None  # else it would stay alive while this thread waits
 
-    def _park(self, worker: Worker) -> None:
-        """Wait until the worker is wanted. Raises: ChannelClosed; EndOfChannel, also where one that
-        is not parked has broken: the last one to leave ends the stage."""
-
-        def is_over() -> bool:
-            return self.cut_short or worker.number < self.concurrency
-
+    def _may_leave(self, worker: Worker) -> bool:
+        """Return whether there are too many workers still. This one is then on its way out."""
         with self._lock:
-            self.thread_count.change(self.thread_count.count - 1)
-        self.inlet.wait_until(is_over)
-        if self.cut_short:
-            raise EndOfChannel
-        with self._lock:
-            self.thread_count.change(self.thread_count.count + 1)
+            worker.is_leaving = worker.number >= self.concurrency
+            if worker.is_leaving:
+                self.thread_count.change(self.thread_count.count - 1)
+            return worker.is_leaving
 
     def _lists(self, worker: Worker) -> Iterator[tuple[int, list[Any]]]:
         """Yield lists of ``batch_size`` items; a shorter one at the end of an epoch."""

@@ -189,7 +189,9 @@ class ThreadGroup:
             )
             for run, (name, target) in zip(runs, targets, strict=True)
         ]
-        self._threads += threads
+        # Without those that have ended: a tuner may start and end any number.
+        present = [each for each in self._threads if each.is_alive() or each.ident is None]
+        self._threads = present + threads
         start(*threads)
         return threads
 
@@ -210,7 +212,7 @@ class ThreadGroup:
         return not any(thread.is_alive() for thread in begun)
 
     def threads(self) -> list[threading.Thread]:
-        """Return all threads that were started, in that order, ended ones included."""
+        """Return the threads that were started, in that order; perhaps with ended ones."""
         return list(self._threads)
 
     @property

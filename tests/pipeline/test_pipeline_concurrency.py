@@ -22,7 +22,7 @@ from spdl_torch.pipeline import PipelineBuilder, PipelineFailure
 
 
 def at_work(run, stage="op"):
-    """The threads of a stage that are not parked."""
+    """The number of a stage's threads, without those that are about to leave."""
     return next(each for each in run.stages if each.spec.name == stage).thread_count.count
 
 
@@ -74,7 +74,7 @@ def test_shrinking_lets_calls_end_and_then_runs_fewer():
         assert list(items) == list(range(40))
 
 
-def test_threads_that_rest_work_again():
+def test_threads_that_left_are_started_again():
     """They count where they did, so nothing grows with the changes."""
     hands = Hands()
     pipeline = tuned(iter(int, 1), lambda item: item + 1, tuner=hands, output_order="input")
@@ -85,14 +85,15 @@ def test_threads_that_rest_work_again():
             until(lambda: at_work(hands.run) == 3)
             hands.run.set_concurrency("op", 1)
             until(lambda: items.get_item() and at_work(hands.run) == 1)
-        assert len(workers_of("op")) == 3
+        until(lambda: len(workers_of("op")) == 1)
+        assert len(hands.run._threads.threads()) < 10
         rows = [row for row in items.timeline().rows if row.stage == "op"]
         assert [row.replica for row in rows] == [0, 1, 2]
     assert sum(s.tasks.num_tasks for s in items.snapshot().stages) >= 10
 
 
 @pytest.mark.parametrize("end", ["stop", "data", "exit", "drop"])
-def test_threads_that_rest_end_with_the_others(end):
+def test_stage_that_shrank_ends_as_others(end):
     """However those do: no thread is left, and nobody before the stage waits for room for ever."""
     hands, leave = Hands(), threading.Event()
 
