@@ -24,6 +24,9 @@ from .starting import started_ns
 _OURS = "spdl-"
 _CODECS = "av:"
 _TASKS = "/proc/self/task"
+_GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
+"""What the system says of a thread that has ended. Not any OSError: a TimeoutError is a signal's
+handler's."""
 _LONGEST_NAME = 15  # as Linux has it
 _SET_NAME = 15  # prctl(2): PR_SET_NAME
 
@@ -239,14 +242,14 @@ def run_delay_ns(native_id: int) -> int | None:
     """Return how long a thread was ready to run without a core; None = unknown."""
     try:
         return int(_read(native_id, "schedstat").split()[1])
-    except (OSError, IndexError, ValueError):
+    except (*_GONE, IndexError, ValueError):
         return None  # it has ended, or this is not Linux
 
 
 def _task_numbers() -> set[int]:
     try:
         return set(map(int, os.listdir(_TASKS)))
-    except OSError:
+    except _GONE:
         return set()
 
 
@@ -254,6 +257,8 @@ def _cpu_ns(number: int) -> int | None:
     """Return a thread's CPU time, by Linux's clock of it; None = it has ended."""
     try:
         return clock_gettime_ns(~number << 3 | 6)
+    except TimeoutError:
+        raise  # as _GONE says
     except OSError:
         return None
 
@@ -261,7 +266,7 @@ def _cpu_ns(number: int) -> int | None:
 def _name_of(number: int) -> str:
     try:
         return _read(number, "comm").decode(errors="replace").strip()
-    except OSError:
+    except _GONE:
         return ""
 
 

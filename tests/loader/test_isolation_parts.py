@@ -2,10 +2,13 @@
 
 import os
 import random
+import signal
+from itertools import count
 
 import numpy as np
 import pytest
 import torch
+from _at_call import AtCall
 from _datasets import Made
 from _isolated import isolated, mapped_slabs, num_mapped_slabs
 from _isolation_data import Images, as_list
@@ -149,6 +152,37 @@ def test_messages_of_any_size_come_in_order_with_their_own_files(is_read, tmp_pa
     assert all_of(ours) == []
     assert ours.is_over
     ours.close()
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="lists what is open")
+def test_signal_costs_no_descriptor_and_is_not_taken_for_the_other_sides_end():
+    """Wherever it comes as messages come and go, one with a file: what its handler raises is
+    raised, though it is an OSError."""
+    before = signal.signal(signal.SIGUSR1, _raise_too_late)
+    try:
+        for place in count(1):
+            opened, (ours, theirs) = os.listdir("/proc/self/fd"), map(Wire, socket_pair())
+            ours.send(bytes(2 * LONG_BYTES))
+            came = False
+            try:
+                with AtCall(place, signal.SIGUSR1) as at_call:
+                    theirs.read()
+                    theirs.send(b"an answer")
+            except TimeoutError:
+                came = True
+            ours.close()
+            theirs.close()
+            assert os.listdir("/proc/self/fd") == opened, at_call.where
+            assert came == (at_call.where is not None), at_call.where
+            if not came:
+                break
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert place > 4, "there are places where it comes"
+
+
+def _raise_too_late(*_):
+    raise TimeoutError
 
 
 class Texts(Dataset):

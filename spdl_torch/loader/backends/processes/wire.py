@@ -21,9 +21,12 @@ import struct
 import tempfile
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import chain
 from multiprocessing import reduction
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ...error_notes import is_of_handler
 from ..jobs import Loaded
 
 if TYPE_CHECKING:
@@ -40,8 +43,9 @@ _head = struct.Struct("<IBB")  # the bytes that follow, whether they name a file
 
 _READ_BYTES = 16 * 1024
 _MOST_DESCRIPTORS = 16  # that come with one read
-_DESCRIPTOR_BYTES = array.array("i").itemsize
-_ROOM = socket.CMSG_SPACE(_DESCRIPTOR_BYTES * _MOST_DESCRIPTORS)
+_descriptors = struct.Struct("i")
+_ROOM = socket.CMSG_SPACE(_descriptors.size * _MOST_DESCRIPTORS)
+_ancillary, _data = itemgetter(1), itemgetter(2)  # of what is read, and of a part of that
 
 # Plain numbers: an | of flags takes longer than the call.
 _CLOSED_ON_EXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
@@ -100,7 +104,7 @@ def _received(number: Any) -> OwnedSocket:
 def anonymous_file(name: str, size: int = 0) -> File:
     """Return a new file in memory; ``name`` shows in ``/proc/*/maps``."""
     if hasattr(os, "memfd_create"):
-        found = File(os.memfd_create(name))
+        (found,) = map(File, map(os.memfd_create, (name,)))  # in C, as in _read_once
     else:
         with tempfile.TemporaryFile() as file:  # unlinked at once
             found = File(os.dup(file.fileno()))
@@ -132,7 +136,10 @@ class Wire:
         self.is_over = False
         """Whether the other side has hung up, or is gone, and all that it sent was read."""
         self._came = bytearray()
-        self._files: deque[File] = deque()  # in the order in which they came
+        # What was read, and then its descriptors, in the order in which they came. It gets here in
+        # C, at once: Ctrl-C finds a descriptor there or here, and who closes this closes it.
+        self._read: deque[Any] = deque()
+        self._files: deque[File] = deque()
         self.unsent: deque[tuple[bytes | memoryview, tuple[File, ...]]] = deque()
         """What waits until the other side reads."""
 
@@ -160,8 +167,10 @@ class Wire:
                 sent = self.socket.sendmsg([content], ancillary, _SENDING)
             except BlockingIOError:
                 return
-            except OSError:  # it is gone
-                unsent.clear()
+            except OSError as error:
+                if is_of_handler(error):
+                    raise
+                unsent.clear()  # it is gone
                 return
             if sent < len(content):
                 unsent[0] = memoryview(content)[sent:], ()
@@ -186,21 +195,31 @@ class Wire:
     def _read_once(self, flags: int) -> bool:
         """Return whether there may be more."""
         try:
-            content, ancillary, _, _ = self.socket.recvmsg(_READ_BYTES, _ROOM, flags)
+            self._read.extend(map(self.socket.recvmsg, (_READ_BYTES,), (_ROOM,), (flags,)))
         except BlockingIOError:
             return False
-        except OSError:  # a job that the other side had not read was lost
-            content, ancillary = b"", []
-        for _, _, data in ancillary:
-            numbers = array.array("i")
-            numbers.frombytes(data[: len(data) - len(data) % _DESCRIPTOR_BYTES])
-            for number in () if _CLOSED_ON_EXEC else numbers:
-                os.set_inheritable(number, False)
-            self._files.extend(map(File, numbers))
+        except OSError as error:
+            if is_of_handler(error):
+                raise
+            self.is_over = True  # a job that the other side had not read was lost
+            return False
+        content, ancillary, _, _ = self._read[0]
+        if ancillary:
+            self._take_over()
+        else:
+            self._read.clear()
         self._came += content
         self.is_over = not content
         # A descriptor ends a read, whatever is behind it.
         return len(content) == _READ_BYTES or bool(ancillary)
+
+    def _take_over(self) -> None:
+        """Have each descriptor that was read closed by a ``File``."""
+        parts = chain.from_iterable(map(_ancillary, map(deque.popleft, (self._read,))))
+        numbers = chain.from_iterable(map(_descriptors.iter_unpack, map(_data, parts)))
+        self._files.extend(itertools.starmap(File, numbers))
+        for file in () if _CLOSED_ON_EXEC else self._files:
+            os.set_inheritable(file, False)
 
     def next(self) -> tuple[Any, list[File]] | None:
         """Take out the next whole message that was read: its content, and the files that came with
@@ -224,6 +243,8 @@ class Wire:
     def close(self) -> None:
         """Close this process's end."""
         self.socket.close()
+        if self._read:
+            self._take_over()
         self._files.clear()
         self.unsent.clear()
 
