@@ -1,19 +1,20 @@
-"""A loader's state has the pass of the pipeline dataset that it loads from.
-
-Its order is another one in each epoch, and only it knows which comes next.
-"""
+"""A loader's state has the pass of the pipeline dataset that it loads from, whose order is another
+one in each epoch, and only it knows which comes next. And epochs after a resumed one, of a dataset
+that applies the state it was given again and again."""
 
 import logging
+import multiprocessing
+import warnings
 from itertools import islice
 
 import pytest
 import torch
 from _covering import by_pairs
 from _datasets import GoingOn
-from _loader_helpers import batches_of
-from _seats import NONE, THREADS, in_seats
+from _loader_helpers import batches_of, library
+from _seats import FORKED, NONE, THREADS, in_seats
 from hypothesis import given, settings, strategies as st
-from torch.utils.data import ChainDataset, IterableDataset
+from torch.utils.data import ChainDataset, IterableDataset, get_worker_info
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.data.sources import ListSource
@@ -31,10 +32,10 @@ class Wrapped(IterableDataset):
     """Hands out what is inside, as a user's own class would."""
 
     def __init__(self, dataset):
-        self.dataset = dataset
+        self.datasets = [dataset]
 
     def __iter__(self):
-        yield from self.dataset
+        yield from self.datasets[0]
 
 
 INSIDE = {
@@ -42,24 +43,15 @@ INSIDE = {
     "wrapped": lambda: Wrapped(shuffled(0)),
     "twice the same": lambda: ChainDataset([same := shuffled(0), same]),
 }
-SEATS = {
-    "no workers": {},
-    "threads": {"num_workers": 2, "isolation": "thread"},
-    "persistent processes": {
-        "num_workers": 2,
-        "isolation": "process",
-        "persistent_workers": True,
-    },
-}
 
 
-@by_pairs(kind=INSIDE, seat=SEATS)
+@by_pairs(kind=INSIDE, seat=[NONE, THREADS, FORKED])
 def test_pipeline_inside_a_dataset_resumes_what_is_known(kind, seat):
     """Items are counted: exact within the first epoch. Of a later one's items only a pass that was
     named is known, unless each epoch has new workers, which begin with the first pass."""
 
     def make():
-        return DataLoader(INSIDE[kind](), batch_size=3, **SEATS[seat])
+        return seat.loader(INSIDE[kind](), 3, persistent_workers=seat.are_processes)
 
     run = make()
     epochs = [batches_of(run) for _ in range(2)]
@@ -69,7 +61,7 @@ def test_pipeline_inside_a_dataset_resumes_what_is_known(kind, seat):
             batches_of(run)
         next(iter(run))
         again.load_state_dict(run.state_dict())
-        if epoch and seat != "threads":
+        if epoch and seat is not THREADS:
             for _ in range(2):
                 with pytest.raises(
                     ValueError, match=r"of epoch 1, within which \w+ has given items"
@@ -77,7 +69,9 @@ def test_pipeline_inside_a_dataset_resumes_what_is_known(kind, seat):
                     iter(again)
             if kind == "twice the same":  # its epochs have two passes
                 return
-            for each in insides(again.dataset):
+            for each in getattr(
+                again.dataset, "datasets", [getattr(again.dataset, "dataset", None)]
+            ):
                 each.set_epoch(epoch)
         assert batches_of(again) == epochs[epoch][1:]
 
@@ -208,6 +202,106 @@ def test_a_first_state_within_a_pass_says_that_it_counts(seat, caplog):
     assert len(told) <= max(1, seat.num_workers)
 
 
-def insides(dataset):
-    """The pipeline datasets of a chain or a wrapper."""
-    return dataset.datasets if hasattr(dataset, "datasets") else [dataset.dataset]
+NUM_ITEMS = 16
+
+
+class Reapplies(IterableDataset):
+    """Begins at the state that it was given until another epoch is named, as Hugging Face's."""
+
+    def __init__(self):
+        self.epoch = self.position = 0
+        self.begins_at = None
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        info = get_worker_info()
+        count = 1 if info is None else info.num_workers
+        self.position = 0
+        if self.begins_at is not None and self.begins_at["epoch"] == self.epoch:
+            self.position = self.begins_at["position"]
+        while self.position < NUM_ITEMS // count:
+            self.position += 1
+            yield self.position - 1
+
+    def state_dict(self):
+        return {"epoch": self.epoch, "position": self.position}
+
+    def load_state_dict(self, state):
+        self.begins_at = state
+
+
+class GoesOn(Reapplies):
+    """Begins at the state once; each epoch has as many items."""
+
+    def __iter__(self):
+        yield from super().__iter__()
+        self.begins_at = None
+
+
+def resumed(kind, seat):
+    """A loader that resumes an epoch in its middle."""
+    first, again = (seat.loader(kind(), 2, persistent_workers=True) for _ in range(2))
+    first.state_dict()
+    batches = iter(first)
+    for _ in range(4):
+        next(batches)
+    again.load_state_dict(first.state_dict())
+    del batches
+    first.close()
+    return again
+
+
+def hugging_face():
+    """A stream of the library's own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        datasets, table = library("datasets"), library("datasets.table")
+    numbers = table.InMemoryTable.from_pydict({"x": list(range(NUM_ITEMS))})
+    rows = datasets.Dataset(numbers, fingerprint="rows")  # else it pickles pyarrow's types
+    return rows.to_iterable_dataset(num_shards=4)
+
+
+OF_THE_LIBRARY = [
+    pytest.mark.filterwarnings("ignore"),  # in this and in later versions
+    pytest.mark.skipif(
+        "fork" not in multiprocessing.get_all_start_methods(), reason="workers are forked"
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "seat"),
+    [
+        *((Reapplies, seat) for seat in (NONE, THREADS, FORKED)),
+        pytest.param(hugging_face, NONE, marks=OF_THE_LIBRARY),
+    ],
+)
+def test_first_short_epoch_is_warned_of(kind, seat):
+    """Once, with what to do."""
+    loader = resumed(kind, seat)
+    assert len(list(loader)) == 4
+    with pytest.warns(UserWarning, match=r" has 8 items, just as .*set_epoch\(number\)"):
+        assert len(list(loader)) == 4
+    assert len(list(loader)) == 4
+    loader.close()
+
+
+@in_seats(NONE, THREADS, FORKED)
+def test_whole_epochs_are_not_warned_of(seat):
+    """Of a dataset whose state is over with its epoch."""
+    loader = resumed(GoesOn, seat)
+    assert [len(list(loader)) for _ in range(3)] == [4, 8, 8]
+    loader.close()
+
+
+@pytest.mark.parametrize("kind", [Reapplies, pytest.param(hugging_face, marks=OF_THE_LIBRARY)])
+def test_named_epochs_are_whole(kind):
+    """As the warning says."""
+    loader = resumed(kind, NONE)
+    lengths = []
+    for epoch in range(3):
+        loader.dataset.set_epoch(epoch)
+        lengths.append(len(list(loader)))
+    assert lengths == [4, 8, 8]
