@@ -8,6 +8,7 @@ import warnings
 
 import pytest
 import torch
+from _covering import by_pairs
 from _datasets import MapData, RecordingSampler, StreamData
 from _fuzz import QUICK
 from _gates import named
@@ -119,9 +120,7 @@ def test_attributes_set_after_construction_are_read_at_iter():
     assert list(loader) == [[3], [2, 1]]
 
 
-@pytest.mark.parametrize("has_loaded", [False, True])
-@pytest.mark.parametrize("isolation", ["thread", "process"])
-@pytest.mark.parametrize("kind", [range, StreamData])
+@by_pairs(kind=[range, StreamData], isolation=["thread", "process"], has_loaded=[False, True])
 def test_number_of_workers_that_is_set_later_loads_as_torchs_does(kind, isolation, has_loaded):
     """Every sample."""
     for before, after in ((1, 0), (1, 2), (2, 0)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -9,7 +10,6 @@ from functools import partial
 
 import pytest
 import torch
-from _covering import by_pairs
 from _datasets import Deck, Drawn, DrawnStream, StatefulStream, Walk
 from _loader_helpers import batches_of, resumed
 from _seats import FORKED, NONE, THREADS, in_seats
@@ -61,7 +61,11 @@ SHORTER = {
 
 
 @pytest.mark.filterwarnings("ignore:PipelineDataset.load_state_dict")  # its length is another
-@by_pairs(seat=[NONE, THREADS, FORKED], source=SHORTER)
+@pytest.mark.parametrize(
+    ("seat", "source"),
+    [*itertools.product((NONE, THREADS), SHORTER), (FORKED, "no source"), (FORKED, "stream")],
+    ids=str,
+)
 def test_an_iterable_that_ends_before_the_state_is_an_error(seat, source):
     """Items that were handed out cannot be passed over, whether the source of a pipeline knows its
     length, or has to be asked for an item; one that ends where the state stands is right, and its

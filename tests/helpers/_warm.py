@@ -33,6 +33,7 @@ import traceback
 import types
 import warnings
 import weakref
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, CompletedProcess
 from unittest.mock import patch
@@ -332,7 +333,8 @@ def _program(arguments):
         sys.argv = [spec.origin, *arguments[1:]]
         return spec.loader.get_code(spec.name)
     sys.argv, sys.path = [first, *arguments], [str(Path(first).resolve().parent), *sys.path]
-    main["__file__"] = os.path.abspath(first)
+    main["__file__"] = os.path.join(os.getcwd(), first)
+    main["__loader__"] = SourceFileLoader("__main__", main["__file__"])
     return compile(Path(first).read_bytes(), main["__file__"], "exec")
 
 

@@ -274,7 +274,8 @@ def test_script_trains_the_same(folder):
     """Two files, arguments, the loader and classes derived from it, and sys.exit(3); torch is
     imported when the program imports it."""
     words = "./script.py", "--loader", "-m"
-    status, _, err = both_ways(folder, *words, start=start_cold)
+    under_python = start(folder, *words, OMP_NUM_THREADS="1")
+    status, _, err = compared(under_python, start_cold(folder, *UNDER_RUN, *words))
     assert status == 3
     assert sites(err) == ["script.py:17", "script.py:17", "script.py:18"]
 
