@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.utils.data import IterableDataset
 
@@ -135,7 +135,7 @@ class PipelineDataset(IterableDataset[T_co]):
         self._pipeline_number = new_pipeline_number()
         self._state = DatasetState(self._spec)
         self._pass: _Pass | None = None
-        self._last: _Ended | None = None
+        self._last: tuple[Report, FlightRecorder] | None = None  # of the pass that ended last
         self._cached_step: float | None = None
         self._keeper: TransferKeeper | None = None
 
@@ -235,7 +235,7 @@ class PipelineDataset(IterableDataset[T_co]):
         """Return what holds training back in the running pass or, between passes, did in the last
         one: ``print(dataset.report())``. Raises: as ``snapshot()``.
         """
-        return self.profile().report() if self._cached_step else self._measured().report()
+        return self.profile().report() if self._cached_step else self._measured()[0]
 
     def profile(self) -> Profile:
         """Return the report, and what every thread did in the last seconds of the running pass or,
@@ -244,8 +244,8 @@ class PipelineDataset(IterableDataset[T_co]):
         """
         from ..observe.trace.tracing import profile_of_run  # brings pages and a store
 
-        measured = self._measured()
-        return profile_of_run(measured.report(), measured.recorder.timeline(), self._cached_step)
+        report, recorder = self._measured()
+        return profile_of_run(report, recorder.timeline(), self._cached_step)
 
     def headspace(self, num_items: int = 10, *, num_steps: int = 100) -> Iterator[T_co]:
         """Yield cached items: loop over this instead of the dataset to see how fast training is
@@ -270,11 +270,14 @@ class PipelineDataset(IterableDataset[T_co]):
         """The changes made so far by the tuner, and why; at most the last 1000."""
         return list(getattr(self._options.tuner, "decisions", ()))
 
-    def _measured(self) -> _Pass | _Ended:
-        measured = self._pass or self._last
-        if measured is None:
+    def _measured(self) -> tuple[Report, FlightRecorder]:
+        """Return the report and the recorder of the running pass or, between passes, the last."""
+        current, last = self._pass, self._last
+        if current is not None:
+            return current.report(), current.recorder
+        if last is None:
             raise RuntimeError("PipelineDataset: there are no figures, nothing was loaded yet.")
-        return measured
+        return last
 
     def __len__(self) -> int:
         """Return the number of items of one pass on this rank: ``length``, or computed from the
@@ -368,7 +371,7 @@ class PipelineDataset(IterableDataset[T_co]):
             _logger.error("PipelineDataset: the pass had failed", exc_info=ending.pipeline.failure)
         if self._pass is ending:
             self._pass = None
-            self._last = self._last if report is None else _Ended(report, ending.recorder)
+            self._last = self._last if report is None else (report, ending.recorder)
 
 
 def _stages_to(
@@ -458,13 +461,3 @@ class _Pass:
 
         report = make_report(self.snapshot(), self.pipeline.report().probes)
         return with_remarks_of(self._source, report, one_by_one=False)
-
-
-class _Ended(NamedTuple):
-    """The report and the recorder of a pass that has ended."""
-
-    made: Report
-    recorder: FlightRecorder
-
-    def report(self) -> Report:
-        return self.made

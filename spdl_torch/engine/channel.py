@@ -103,7 +103,7 @@ class WaitTime:
     """The time that threads spent waiting, open waits included. The owner's lock is held."""
 
     def __init__(self) -> None:
-        self._closed_ns = 0
+        self.closed_ns = 0
         # Of the open waits only their number and the sum of their starts are kept, not each one.
         self._num_open = 0
         self._open_starts_ns = 0
@@ -121,13 +121,13 @@ class WaitTime:
         waited = perf_counter_ns() - started_ns
         self._num_open -= 1
         self._open_starts_ns -= started_ns
-        self._closed_ns += waited
+        self.closed_ns += waited
         self._histogram.add(waited)
 
     def read(self) -> tuple[int, int, tuple[int, ...]]:
         """Return the total wait in ns, the number of open waits, the histogram of closed ones."""
         open_ns = self._num_open * perf_counter_ns() - self._open_starts_ns
-        return self._closed_ns + open_ns, self._num_open, self._histogram.counts()
+        return self.closed_ns + open_ns, self._num_open, self._histogram.counts()
 
 
 class Side:
@@ -181,7 +181,8 @@ class Channel(Generic[T]):
         self._early: dict[int, Any] = {}  # ordered use: came before their turn
         self._turn = 0  # ordered use: the sequence number that is next to become an item
         self._finished = False
-        self._closed = False
+        self.closed = False
+        """Whether ``close()`` was called."""
         self._puts, self._gets = Side(), Side()
         self._num_put = 0  # marks included, as in num_got: they are numbered like items
         self.num_got = 0
@@ -201,7 +202,7 @@ class Channel(Generic[T]):
         Raises: ChannelClosed: the channel was closed or finished; the item was not taken.
         """
         with self._lock:  # the common case, without the generality of ordered puts
-            if len(self._items) < self._room and not (self._closed or self._finished):
+            if len(self._items) < self._room and not (self.closed or self._finished):
                 try:
                     self._append(item)
                     if self._puts.waiters and not self._puts.is_woken:
@@ -219,7 +220,7 @@ class Channel(Generic[T]):
         ``last=False``: more items of the same ``seq`` follow; ``skip(seq)`` ends them.
         """
         with self._lock:  # the common case: it fits
-            if self.has_room(seq, last) and not (self._closed or self._finished):
+            if self.has_room(seq, last) and not (self.closed or self._finished):
                 try:
                     return self._place(seq, item, last)
                 except BaseException:
@@ -250,7 +251,7 @@ class Channel(Generic[T]):
         """Do the same as ``get``, with the item's number: 0 for the first that was ever taken."""
         with self._lock:
             items = self._items
-            if items and not self._closed:
+            if items and not self.closed:
                 try:
                     number = self.num_got
                     self.num_got = number + 1
@@ -302,14 +303,9 @@ class Channel(Generic[T]):
     def close(self) -> None:
         """Stop: every waiting and every later call raises ChannelClosed. Never blocks."""
         with self._lock, self._all_awake_if_cut_off():
-            self._closed = True
+            self.closed = True
             self._stop_clock()
             self._wake_everyone()
-
-    @property
-    def closed(self) -> bool:
-        """Whether ``close()`` was called."""
-        return self._closed
 
     def __len__(self) -> int:
         """Return the number of items that wait, those before their turn included."""
@@ -356,7 +352,7 @@ class Channel(Generic[T]):
         """Wait for room, then put. Returns the item's number, as ``put_at``."""
 
         def put() -> Any:
-            if self._closed or self._finished:
+            if self.closed or self._finished:
                 raise ChannelClosed
             if self.has_room(seq, last) or (self._may_burst() and self.has_room(seq, last)):
                 return self._place(seq, item, last)
@@ -367,7 +363,7 @@ class Channel(Generic[T]):
 
     def _get_slowly(self, timeout: float | None) -> tuple[int, T]:
         def get() -> Any:
-            if self._closed:
+            if self.closed:
                 raise ChannelClosed
             if self._items:
                 return self.get_numbered()  # which does not wait now
@@ -409,7 +405,7 @@ class Channel(Generic[T]):
                         # not keep out: enlist first, look second. Then close() either finds the
                         # waiter or is seen here.
                         side.waiters.append(waiter)
-                        if self._closed:
+                        if self.closed:
                             raise ChannelClosed
                         # Woken for room that a smaller burst has taken back: another put may fit.
                         if started_ns and side is self._puts:

@@ -89,7 +89,7 @@ class FlightRecorder:
         return ring
 
     def add_queue(self, stage_number: int, name: str, capacity: int) -> None:
-        """Note the queue after the stage at ``stage_number``."""
+        """Note the queue after the stage at ``stage_number``; again where it holds more items."""
         self._queues[stage_number] = QueueTrack(stage_number, name, capacity)
 
     def completed_by(self, complete: Callable[[Timeline], Timeline]) -> None:
@@ -101,10 +101,6 @@ class FlightRecorder:
         numbers in it are known only later. ``progress``: inputs accounted for, results put.
         """
         self._ordered[stage_number] = progress
-
-    def set_capacity(self, stage_number: int, capacity: int) -> None:
-        """Note that the queue after that stage holds more items from now on."""
-        self._queues[stage_number] = self._queues[stage_number]._replace(capacity=capacity)
 
     def finish(self) -> None:
         """Let go of everything of an ended run except the rings."""

@@ -147,7 +147,7 @@ class Run:
         self.outlet = queue
         """The queue from which the consumer takes."""
         for number, queue in enumerate(self.queues):
-            recorder.add_queue(number, infos[number].stage_name, queue.capacity)
+            recorder.add_queue(number, queue.info.stage_name, queue.capacity)
         self.source = Source(self)
         for number, (stage, info) in enumerate(zip(spec.pipes, infos[1:-1], strict=True), 1):
             kind = AsyncStage if stage.is_async else Stage
@@ -392,7 +392,7 @@ class Run:
         is_given = number > 0 and self.spec.pipes[number - 1].buffer_size is not None
         if not is_given and capacity > queue.capacity:
             queue.grow(capacity)
-            self.recorder.set_capacity(number, capacity)
+            self.recorder.add_queue(number, queue.info.stage_name, capacity)
 
     # For its readers:
 

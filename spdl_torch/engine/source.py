@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterable, Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from .channel import EPOCH_END, ChannelClosed
 from .failures import as_exception, attach_note
-from .stage_hooks import enter_queue_hooks
+from .stage_hooks import StageHooks
 
 if TYPE_CHECKING:
     from .run import Run
@@ -35,12 +35,12 @@ class Source:
         """Its one thread, set by the run, which does not wait for it when it stops."""
         self._run = run
         self._ring = run.recorder.new_ring(self.spec.name, 0, role="source")
-        self._hooks = ExitStack()
+        self._hooks = StageHooks([], self.spec.name, run.loop)
         self._cancel: Callable[[], object] | None = None  # of an asynchronous pass
 
     def enter(self, *queues: StatsQueue) -> None:
         """Enter the hooks of its queues, before the thread starts."""
-        enter_queue_hooks(self._hooks, queues, self._run.loop)
+        self._hooks.enter(queues)
 
     def request_stop(self) -> None:
         """End an ``await`` of an asynchronous source. Never blocks."""
@@ -64,7 +64,7 @@ class Source:
             # Before the queue ends: a hook that raises has to fail the run while the consumer can
             # still learn of it.
             try:
-                self._hooks.close()
+                self._hooks.leave()
             except Exception as error:
                 self._run.fail("a queue's stage_hook raised", [error])
             queue.finish()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -188,14 +188,6 @@ def checked_context(hook: object, name: str, stage: str, given: Any) -> AnyConte
     )
 
 
-def enter_queue_hooks(stack: ExitStack, queues: Sequence[StatsQueue], loop: LoopThread) -> None:
-    """Enter the ``stage_hook()`` of each queue whose class has one of its own, until the stack is
-    closed."""
-    for queue in queues:
-        if type(queue).stage_hook is not StatsQueue.stage_hook:
-            stack.enter_context(_stage_hook(queue, queue.info.stage_name, loop))
-
-
 def _stage_hook(
     owner: TaskHook | StatsQueue, stage: str, loop: LoopThread
 ) -> AbstractContextManager[Any]:
@@ -205,7 +197,8 @@ def _stage_hook(
 
 
 class StageHooks:
-    """The hooks that a factory made for a stage.
+    """The hooks that a factory made for a stage, and those of the queues after it. A source has
+    none of the former.
 
     Raises: TypeError: no list of hooks, or a method that lacks its decorator.
     """
@@ -222,8 +215,12 @@ class StageHooks:
         self._entered = ExitStack()
 
     def enter(self, queues: tuple[StatsQueue, ...]) -> None:
-        """Enter the hooks of the queues and of the stage, and start the clocks."""
-        enter_queue_hooks(self._entered, queues, self._loop)
+        """Enter the hooks of the queues, where their classes have some, and of the stage; start the
+        clocks."""
+        for queue in queues:
+            if type(queue).stage_hook is not StatsQueue.stage_hook:
+                context = _stage_hook(queue, queue.info.stage_name, self._loop)
+                self._entered.enter_context(context)
         for hook in self._hooks:
             if isinstance(hook, TaskStatsHook):
                 hook.start()
