@@ -367,7 +367,8 @@ class Run:
         item that they work on, or wait for. Results and their order stay the same. Without effect
         when the run has ended.
 
-        Raises: ValueError: the stage cannot be changed.
+        Raises: ValueError: the stage cannot be changed; RuntimeError: the system has no more
+            threads, and the others go on.
         """
         live = next((each for each in self.stages if each.spec.name == stage), None)
         if not self.is_adjustable or live is None or not live.spec.is_adjustable or count < 1:
@@ -382,7 +383,7 @@ class Run:
         with self._lock:
             if self.state in (RunState.STOPPING, RunState.CLOSED):
                 return
-            self._threads.spawn_all(live.resize(count))
+            live.resize(count, self._threads.spawn)
 
     def _grow(self, number: int, capacity: int) -> None:
         """Raise the capacity of the queue after that stage, unless the user gave it."""

@@ -16,7 +16,7 @@ import logging
 import threading
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, CancelledError
 from contextlib import closing
 from time import perf_counter_ns
@@ -144,20 +144,33 @@ class Stage:
 
     def targets(self) -> list[Target]:
         """Return name and target of each thread that the stage begins with."""
-        self.thread_count.count = self.concurrency
-        return self._new_targets(range(self.concurrency))
+        self.thread_count.count = self._num_present = self.concurrency
+        return [self._target(self._new_worker(number)) for number in range(self.concurrency)]
 
-    def resize(self, count: int) -> list[Target]:
-        """Work on ``count`` threads from now on; return name and target of those to be started. A
-        surplus one leaves when it has passed its item on."""
+    def resize(self, count: int, spawn: Callable[..., object]) -> None:
+        """Work on ``count`` threads from now on; ``spawn`` starts those that are missing. A surplus
+        one leaves when it has passed its item on.
+
+        Raises: RuntimeError: the system has no more threads; the others go on.
+        """
         with self._lock:
             self.concurrency = count
             if self.cut_short or not self._num_present:  # the last one ends the stage
-                return []
+                return
             staying = {each.number for each in self._workers if not each.is_leaving}
-            missing = [number for number in range(count) if number not in staying]
+            missing = [self._new_worker(n) for n in range(count) if n not in staying]
+            self._num_present += len(missing)
             self.thread_count.change(self.thread_count.count + len(missing))
-            return self._new_targets(missing)
+        refused: RuntimeError | None = None
+        for worker in missing:
+            try:
+                spawn(*self._target(worker))
+            except RuntimeError as error:
+                refused = error
+                self._dismiss(worker)
+                self._leave()
+        if refused is not None:
+            raise refused
 
     def request_stop(self) -> None:
         """Cancel calls that no executor has begun; the run closes the channels. Never blocks."""
@@ -202,13 +215,9 @@ class Stage:
 
     # The life of a worker:
 
-    def _new_targets(self, numbers: Iterable[int]) -> list[Target]:
-        workers = [self._new_worker(number) for number in numbers]
-        self._num_present += len(workers)
-        return [
-            (f"{self.spec.name}-{worker.number}", functools.partial(self._live, self._work, worker))
-            for worker in workers
-        ]
+    def _target(self, worker: Worker) -> Target:
+        target = functools.partial(self._live, self._work, worker)
+        return f"{self.spec.name}-{worker.number}", target
 
     def _new_worker(self, number: int) -> Worker:
         if number < len(self._workers):  # in the place of one that leaves
@@ -390,10 +399,14 @@ class Stage:
     def _may_leave(self, worker: Worker) -> bool:
         """Return whether there are too many workers still. This one is then on its way out."""
         with self._lock:
-            worker.is_leaving = worker.number >= self.concurrency
-            if worker.is_leaving:
-                self.thread_count.change(self.thread_count.count - 1)
+            if worker.number >= self.concurrency:
+                self._dismiss(worker)
             return worker.is_leaving
+
+    def _dismiss(self, worker: Worker) -> None:
+        with self._lock:
+            worker.is_leaving = True
+            self.thread_count.change(self.thread_count.count - 1)
 
     def _lists(self, worker: Worker) -> Iterator[tuple[int, list[Any]]]:
         """Yield lists of ``batch_size`` items; a shorter one at the end of an epoch."""

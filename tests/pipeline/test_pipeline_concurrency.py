@@ -17,6 +17,7 @@ from _gates import (
 )
 
 import spdl_torch.engine.counters as headcount_module
+import spdl_torch.engine.threads as threads_module
 from spdl_torch.engine.counters import ThreadCount
 from spdl_torch.pipeline import PipelineBuilder, PipelineFailure
 
@@ -149,6 +150,26 @@ def test_change_has_no_effect_when_the_run_has_ended():
             assert list(items) == [1, 2]
         hands.run.set_concurrency("op", 8)
         assert not workers_of("op")
+
+
+def test_data_ends_where_the_system_has_no_more_threads(monkeypatch):
+    """The threads that there are go on; one more is tried with the next change."""
+    hands = Hands()
+
+    def refuse(*threads):
+        raise RuntimeError("can't start new thread")
+
+    pipeline = tuned(range(40), abs, tuner=hands, output_order="input")
+    with no_leak(), pipeline.auto_stop() as items:
+        got = [items.get_item()]
+        with monkeypatch.context() as patches:
+            patches.setattr(threads_module, "start", refuse)
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                hands.run.set_concurrency("op", 3)
+        assert at_work(hands.run) == 1
+        hands.run.set_concurrency("op", 2)
+        assert at_work(hands.run) == 2
+        assert got + list(items) == list(range(40))
 
 
 def test_room_grows_with_the_threads_but_not_where_the_user_gave_it():
