@@ -15,7 +15,6 @@ from __future__ import annotations
 import dis
 import gc
 import importlib
-import os
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -23,6 +22,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from .left_out import LEFT_OUT
+from .locks import in_forked_child
 from .scopes import scope
 
 _IMPORT_FROM = dis.opmap["IMPORT_FROM"]
@@ -123,13 +123,10 @@ def collected_later() -> Iterator[None]:
         _is_off_by_us = False
 
 
+@in_forked_child
 def _switch_on() -> None:
     """Let a child collect that another thread forked meanwhile: nobody else in it would."""
     global _is_off_by_us
     if _is_off_by_us:
         gc.enable()
         _is_off_by_us = False
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_switch_on)

@@ -9,7 +9,6 @@ costs at most 0.3 % of a thread's time, however small the items are.
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Sized
@@ -17,7 +16,7 @@ from itertools import repeat, takewhile
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from ..locks import RLock
+from ..locks import RLock, in_forked_child
 from ..machine.probes import long_collections
 from .failures import text_of
 from .rings import ConsumerRing, Ring, read_row
@@ -250,10 +249,7 @@ def _set_levels() -> None:
         recorder.set_level(_process.level)
 
 
+@in_forked_child
 def _forget_parent() -> None:
     """Start anew in a forked child, which has the parent's recorders and none of its threads."""
     _process.__init__()  # type: ignore[misc]  # as if made anew
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_parent)

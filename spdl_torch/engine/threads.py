@@ -22,6 +22,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any
 
+from ..locks import in_forked_child
 from ..machine.probes import thread_ends
 from ..machine.starting import start
 from ..machine.thread_times import call_itself
@@ -246,13 +247,10 @@ def _run_as(target: Callable[[], None], steps: Sequence[Callable[[], None]]) -> 
         _leave_function_modes()
 
 
+@in_forked_child
 def _now_in_child() -> None:
     global _process
     _process = object()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_now_in_child)
 
 
 @functools.cache

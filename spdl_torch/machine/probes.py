@@ -9,14 +9,13 @@ and by every thread of ours that ends: see :mod:`.thread_times`.
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections import deque
 from time import monotonic, perf_counter_ns, process_time_ns
 from typing import NamedTuple
 
-from ..locks import RLock
+from ..locks import RLock, in_forked_child
 from .garbage import Collection, Collections
 from .histogram import Histogram
 from .starting import start
@@ -208,11 +207,8 @@ def probe_counters_of(native_id: int, *, run_delays: bool = True) -> ProbeCounte
     return counters._replace(late=(), run_delay_ns=delay_ns or 0, thread_ns=thread_ns, gc_ns=None)
 
 
+@in_forked_child
 def _forget_parent() -> None:
     """Start afresh in a forked child, which has the parent's counts and callback, but no thread."""
     _probe._garbage.end()
     _probe.__init__()  # type: ignore[misc]  # as if made anew
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_parent)

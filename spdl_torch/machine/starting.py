@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from time import perf_counter_ns
 from typing import Any
 
+from ..locks import in_forked_child
 from ..scopes import scope
 
 # The system's ids of the latest threads started here. One that has ended in Python may still be
@@ -133,13 +134,10 @@ class _Deferral:
 _deferral: _Deferral | None = None
 
 
+@in_forked_child
 def _end_deferral() -> None:
     """Put the handlers back in a process that was forked meanwhile."""
     global _deferral
     if _deferral is not None:
         _deferral.end()
         _deferral = None
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_end_deferral)

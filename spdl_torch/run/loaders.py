@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 import spdl_torch.loader.stats.figures
 
 from ..loader.dataloader import DataLoader as OurDataLoader
+from ..locks import in_forked_child
 from ..observe.verdict.report import joined
 from ..shown_text import printable_line
 from .ending import end_process, note_ranks
@@ -49,9 +50,8 @@ def exchange_loader(options: Any) -> None:
     atexit.register(end)
     # A child of multiprocessing ends without atexit, and calls this when it begins.
     util.register_after_fork(options, lambda _: util.Finalize(None, end, exitpriority=0))
-    if hasattr(os, "register_at_fork"):  # a fork reports on its own loaders, and records none
-        os.register_at_fork(after_in_child=known.clear)
-        os.register_at_fork(after_in_child=while_it_runs.pop_all)
+    in_forked_child(known.clear)  # a fork reports on its own loaders, and records none
+    in_forked_child(while_it_runs.pop_all)
 
 
 class Site(NamedTuple):

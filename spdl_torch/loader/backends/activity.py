@@ -9,14 +9,13 @@ done.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator, Sequence
 from time import monotonic, perf_counter_ns, sleep
 from typing import TYPE_CHECKING
 
 from ...engine.shared import LiveObjects
-from ...locks import RLock
+from ...locks import RLock, in_forked_child
 from ...scopes import scope
 
 if TYPE_CHECKING:
@@ -142,6 +141,7 @@ def _works(activity: Activity) -> bool:
         return activity.job is not None
 
 
+@in_forked_child
 def _after_fork() -> None:
     """Start anew in the child, where no thread works and either lock may be held."""
     global may_work, _listing
@@ -149,7 +149,3 @@ def _after_fork() -> None:
     may_work.set()
     _forks.clear()
     _activities.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -16,7 +16,6 @@ A dataset that makes whole batches gets the streams of its samples as contexts.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
+from ...locks import in_forked_child
 from ...objects.datasets import nested_datasets
 from ...scopes import scope
 from . import dispatch
@@ -314,13 +314,10 @@ where draws can be seen already. The means of that takes 7 to 15 ms, for which n
 _main_thread = threading.main_thread().ident  # cached: the lookup would dominate the cost
 
 
+@in_forked_child
 def _after_fork() -> None:
     global _main_thread
     _main_thread = threading.get_ident()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 class Borrowing:

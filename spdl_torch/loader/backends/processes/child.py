@@ -26,7 +26,7 @@ import torch
 from ....engine.channel import Channel, ChannelClosed
 from ....engine.counters import QueueCounters
 from ....engine.recorder import SharedRecorder
-from ....locks import RLock
+from ....locks import RLock, in_forked_child
 from ....machine.probes import count_only_this_thread
 from ....scopes import scope
 from ...checkpoint.epoch import Given
@@ -76,9 +76,8 @@ def main(end: OwnedSocket, asked: OwnedSocket, beginning: Beginning) -> None:
     leave_to_the_trainer()
     signal.set_wakeup_fd(-1)  # a forked child has the trainer's, an event loop's
     trainer = Trainer(end, beginning.page)
-    if hasattr(os, "register_at_fork"):
-        # What the dataset forks must not hold it open, or the trainer would not see the end.
-        os.register_at_fork(after_in_child=trainer.wire.close)
+    # What the dataset forks must not hold it open, or the trainer would not see the end.
+    in_forked_child(trainer.wire.close)
     trainer.carry_log_lines()
     beginning.page.is_up = True
     _run_worker(trainer, asked, beginning)

@@ -7,10 +7,10 @@ end). Its children go on, and end when it hangs up or is gone.
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
 
+from ....locks import in_forked_child
 from ....scopes import scope
 
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
@@ -32,8 +32,7 @@ def leave_to_the_trainer() -> None:
             signal.siginterrupt(each, False)  # do not interrupt system calls of the workers
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, TRAINERS)
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=lambda: _back_to_default(taken))
+    in_forked_child(lambda: _back_to_default(taken))
 
 
 @scope

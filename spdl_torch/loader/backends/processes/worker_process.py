@@ -23,6 +23,7 @@ import torch.distributed
 
 from ....engine.failures import notes_of, text_of
 from ....engine.shared import LiveObjects
+from ....locks import in_forked_child
 from ...error_notes import is_of_handler
 from ...stats.counts import Readings
 from .child import Beginning, main
@@ -347,14 +348,11 @@ _MOST_LIVES = 3
 _live: LiveObjects[WorkerProcess] = LiveObjects()
 
 
+@in_forked_child
 def _forget_parents_processes() -> None:
     """Close the wires in a forked process: they would keep its parent's children alive."""
     for each in _live.now():
         each.forget()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_parents_processes)
 
 
 def _raised_by(fatal: Fatal) -> RuntimeError:
