@@ -114,12 +114,6 @@ def _code_of(handler: Any) -> CodeType | None:
     return code
 
 
-def add_note(error: BaseException, stage: str, thread: str, what: str) -> None:
-    """Add a note to the user's own exception: where it happened, and with what."""
-    where = f"in stage {stage!r}"
-    renew_note(error, where, f"{where} ({thread}), {what}")
-
-
 def attach_note(error: BaseException, note: str) -> None:
     """Call ``error.add_note``, past a class that refuses new attributes, as a frozen dataclass
     does, or answers every one. Never raises: the error matters more than its note.

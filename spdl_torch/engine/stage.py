@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..locks import RLock
 from .channel import EPOCH_END, ChannelClosed, EndOfChannel, Mark
 from .counters import LONG_NS, TaskCell, ThreadCount
-from .failures import FailureBudget, add_note, as_exception, attach_note, describe
+from .failures import FailureBudget, as_exception, attach_note, describe, renew_note
 from .hooks import TaskStatsHook
 from .loop import LazyRunner
 from .ops import (
@@ -348,7 +348,8 @@ class Stage:
         what = f"item {number}: {describe(item)}"
         if type(item) is Mark:  # the end, for an aggregator
             what = "in flush()"
-        add_note(error, self.spec.name, threading.current_thread().name, what)
+        where = f"in stage {self.spec.name!r}"
+        renew_note(error, where, f"{where} ({threading.current_thread().name}), {what}")
         self._run.recorder.failed(self.spec.name, number, error)
         if self.budget.spend(error, self.num_tasks):
             self._overdraw()
