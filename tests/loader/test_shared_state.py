@@ -190,7 +190,7 @@ def test_skipped_samples_are_read_while_the_loop_goes_on():
 def test_decisions_are_read_while_others_are_made():
     """Of tuning, on whichever thread asks: at most the last thousand, without one twice."""
     loader = DataLoader(HALF_BAD, num_workers="auto")
-    decided, numbers = tuning_of(loader).decisions, SharedCounter()
+    decided, numbers = tuning_of(loader)._decisions, SharedCounter()
     with beside(lambda: decided.append(next(numbers))):
         for _ in range(MANY):
             found = loader.decisions
