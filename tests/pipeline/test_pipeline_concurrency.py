@@ -17,7 +17,6 @@ from _gates import (
 )
 
 import spdl_torch.engine.counters as headcount_module
-import spdl_torch.engine.threads as threads_module
 from spdl_torch.engine.counters import ThreadCount
 from spdl_torch.pipeline import PipelineBuilder, PipelineFailure
 
@@ -163,7 +162,7 @@ def test_data_ends_where_the_system_has_no_more_threads(monkeypatch):
     with no_leak(), pipeline.auto_stop() as items:
         got = [items.get_item()]
         with monkeypatch.context() as patches:
-            patches.setattr(threads_module, "start", refuse)
+            patches.setattr("spdl_torch.engine.threads.start", refuse)
             with pytest.raises(RuntimeError, match="can't start new thread"):
                 hands.run.set_concurrency("op", 3)
         assert at_work(hands.run) == 1
