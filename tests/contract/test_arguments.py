@@ -208,31 +208,6 @@ SKIP = {"on_error": "skip"}
 NO_BUDGET = "error_budget must be a count"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"num_workers": "many"}, r'num_workers must be an integer >= 0 or "auto", got \'many\''),
-        ({"num_workers": None}, "num_workers must be an integer .* got None"),
-        ({"num_workers": 2.0}, r"num_workers must be an integer .* got 2\.0"),
-        ({"timeout": None}, "timeout must be a number of seconds >= 0, got None. 0 waits for ever"),
-        ({"num_workers": 1, "prefetch_factor": "2"}, "prefetch_factor must be an integer >= 1"),
-        ({"sampler": 5}, "sampler must be iterable, got 5"),
-        ({"batch_sampler": 5}, "batch_sampler must be iterable, got 5"),
-        ({"sampler": RandomSampler}, "sampler must be iterable, got <class"),
-        ({"collate_fn": 5}, "collate_fn must be a function or None, got 5"),
-        ({"generator": 3}, r"generator must be a torch\.Generator or None, got 3\. .* as seed=\."),
-        ({"stats": "no"}, "stats must be True or False, got 'no'"),
-        ({"worker_init_fn": "seed"}, "worker_init_fn must be a function or None, got 'seed'"),
-        ({"dataset": None}, "dataset must have __getitem__ .* got NoneType"),
-        ({"dataset": iter(SAMPLES)}, "dataset must .* range_iterator. Put an iterator into an Ite"),
-    ],
-)
-def test_argument_of_a_wrong_type_is_refused_when_the_loader_is_made(options, message):
-    """A TypeError, as torch's, that says what was expected and what was given."""
-    with pytest.raises(TypeError, match=rf"^DataLoader: {message}"):
-        DataLoader(**{"dataset": SAMPLES, **options})
-
-
 class Endless(Dataset):
     """Any index is good."""
 
@@ -240,38 +215,62 @@ class Endless(Dataset):
         return index
 
 
+WRONG_TYPES = [
+    ({"num_workers": "many"}, r'num_workers must be an integer >= 0 or "auto", got \'many\''),
+    ({"num_workers": None}, "num_workers must be an integer .* got None"),
+    ({"num_workers": 2.0}, r"num_workers must be an integer .* got 2\.0"),
+    ({"timeout": None}, "timeout must be a number of seconds >= 0, got None. 0 waits for ever"),
+    ({"num_workers": 1, "prefetch_factor": "2"}, "prefetch_factor must be an integer >= 1"),
+    ({"sampler": 5}, "sampler must be iterable, got 5"),
+    ({"batch_sampler": 5}, "batch_sampler must be iterable, got 5"),
+    ({"sampler": RandomSampler}, "sampler must be iterable, got <class"),
+    ({"collate_fn": 5}, "collate_fn must be a function or None, got 5"),
+    ({"generator": 3}, r"generator must be a torch\.Generator or None, got 3\. .* as seed=\."),
+    ({"stats": "no"}, "stats must be True or False, got 'no'"),
+    ({"worker_init_fn": "seed"}, "worker_init_fn must be a function or None, got 'seed'"),
+    ({"dataset": None}, "dataset must have __getitem__ .* got NoneType"),
+    ({"dataset": iter(SAMPLES)}, "dataset must .* range_iterator. Put an iterator into an Ite"),
+]
+MEANINGLESS = [
+    ({"isolation": "fibre"}, "isolation.*fibre"),
+    ({"isolation": "process"}, r"isolation=.*num_workers=0.*num_workers=1"),
+    ({"rng": None}, "rng.*None"),
+    ({"rng": "batch"}, "rng.*batch"),
+    ({"seed": "7"}, "seed.*7"),
+    ({"seed": 1.5}, r"seed.*1\.5"),
+    ({"seed": True}, "seed.*True"),
+    ({"seed": 3, "rng": "worker"}, "seed=3 has no effect"),
+    ({"device": "gpu"}, "device must be None, the CPU or a CUDA"),
+    ({"device": 1.5}, "device must be None, the CPU or a CUDA"),
+    ({"dataset": IterableWrapper([1, 2])}, "DataPipe"),
+    ({"snapshot_every_n_steps": 10}, "snapshot_every_n_steps=10 .* Leave it out"),
+    ({"on_error": "ignore"}, "on_error must be"),
+    ({"error_budget": 3}, r'error_budget=3 has no effect with on_error="raise"'),
+    ({"replace": True}, "replace=True has no effect"),
+    ({**SKIP, "error_budget": -1}, NO_BUDGET),
+    ({**SKIP, "error_budget": 0.0}, NO_BUDGET),
+    ({**SKIP, "error_budget": 1.5}, NO_BUDGET),
+    ({**SKIP, "error_budget": True}, NO_BUDGET),
+    ({**SKIP, "error_budget": "1%"}, NO_BUDGET),
+    (
+        {**SKIP, "dataset": Endless(), "sampler": [1], "replace": True},
+        "needs a dataset with a length",
+    ),
+]
+
+
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("error", "options", "message"),
     [
-        ({"isolation": "fibre"}, "isolation.*fibre"),
-        ({"isolation": "process"}, r"isolation=.*num_workers=0.*num_workers=1"),
-        ({"rng": None}, "rng.*None"),
-        ({"rng": "batch"}, "rng.*batch"),
-        ({"seed": "7"}, "seed.*7"),
-        ({"seed": 1.5}, r"seed.*1\.5"),
-        ({"seed": True}, "seed.*True"),
-        ({"seed": 3, "rng": "worker"}, "seed=3 has no effect"),
-        ({"device": "gpu"}, "device must be None, the CPU or a CUDA"),
-        ({"device": 1.5}, "device must be None, the CPU or a CUDA"),
-        ({"dataset": IterableWrapper([1, 2])}, "DataPipe"),
-        ({"snapshot_every_n_steps": 10}, "snapshot_every_n_steps=10 .* Leave it out"),
-        ({"on_error": "ignore"}, "on_error must be"),
-        ({"error_budget": 3}, r'error_budget=3 has no effect with on_error="raise"'),
-        ({"replace": True}, "replace=True has no effect"),
-        ({**SKIP, "error_budget": -1}, NO_BUDGET),
-        ({**SKIP, "error_budget": 0.0}, NO_BUDGET),
-        ({**SKIP, "error_budget": 1.5}, NO_BUDGET),
-        ({**SKIP, "error_budget": True}, NO_BUDGET),
-        ({**SKIP, "error_budget": "1%"}, NO_BUDGET),
-        (
-            {**SKIP, "dataset": Endless(), "sampler": [1], "replace": True},
-            "needs a dataset with a length",
-        ),
+        *((TypeError, options, f"^DataLoader: {message}") for options, message in WRONG_TYPES),
+        *((UnsupportedOptionError, *each) for each in MEANINGLESS),
     ],
 )
-def test_option_is_refused_when_its_value_means_nothing(options, message):
-    """A typing error is not taken for the default; the words are ours, and say what to do."""
-    with pytest.raises(UnsupportedOptionError, match=message):
+def test_argument_that_cannot_be_meant_is_refused_when_the_loader_is_made(error, options, message):
+    """A wrong type is a TypeError, as torch's, that says what was expected and what was given. A
+    value that means nothing is not taken for the default; the words are ours, and say what to
+    do."""
+    with pytest.raises(error, match=message):
         DataLoader(**{"dataset": SAMPLES, **options})
 
 

@@ -1,5 +1,6 @@
 """The promises of torch's DataLoader beyond the batches, and those that only threads can keep."""
 
+import itertools
 import queue
 import signal
 import threading
@@ -68,16 +69,12 @@ def test_as_many_samples_load_at_once_as_workers(num_workers, batch_size):
     assert max(counts) == num_workers
 
 
-def test_zero_workers_load_in_the_calling_thread():
-    """num_workers=0 starts no thread and shows no worker info."""
+def test_worker_info_is_none_in_the_main_thread_while_workers_run():
+    """A worker in the middle of a sample does not make the trainer a worker, and torch's own
+    processes have theirs beside ours. Without workers samples are made there."""
     data = Made(lambda _: (threading.current_thread(), get_worker_info()), 2)
     here = threading.current_thread(), None
     assert list(DataLoader(data, collate_fn=as_list)) == [[here]] * 2
-
-
-def test_worker_info_is_none_in_the_main_thread_while_workers_run():
-    """A worker in the middle of a sample does not make the trainer a worker, and torch's own
-    processes have theirs beside ours."""
     dataset = GatedData(2)
     batches = iter(ThreadLoader(dataset, None, num_workers=1))
     assert dataset.entered.wait(PATIENCE_SECONDS)
@@ -220,17 +217,6 @@ def test_ctrl_c_ends_the_program_when_a_worker_blocks():
     assert child.returncode == -signal.SIGINT
 
 
-class Forever:
-    """A sampler that begins again where the one inside it ends."""
-
-    def __init__(self, sampler):
-        self.sampler = sampler
-
-    def __iter__(self):
-        while True:
-            yield from iter(self.sampler)
-
-
 def one_iterator(base):
     """Workers live for all epochs, of which one iterator has the batches. Its batch sampler without
     end is set past the class, which refuses it after ``__init__``."""
@@ -238,18 +224,13 @@ def one_iterator(base):
     class Loader(base):
         def __init__(self, *args, **options):
             super().__init__(*args, **options)
-            object.__setattr__(self, "batch_sampler", Forever(self.batch_sampler))
+            self.num_batches = len(self.batch_sampler)
+            without_end = itertools.chain.from_iterable(itertools.repeat(self.batch_sampler))
+            object.__setattr__(self, "batch_sampler", without_end)
             self.iterator = super().__iter__()
 
-        def __len__(self):
-            return len(self.batch_sampler.sampler)
-
         def __iter__(self):
-            for _ in range(len(self)):
-                yield next(self.iterator)
-
-        def reset(self):
-            self.iterator = self._get_iterator()
+            return itertools.islice(self.iterator, self.num_batches)
 
     return Loader
 
@@ -269,25 +250,18 @@ def in_background(base):
             threading.Thread(target=run, daemon=True).start()
             return iter(taken.get, None)
 
-        def reset(self):
-            """Do nothing: each epoch has an iterator of its own."""
-
     return Loader
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"persistent_workers": True}])
 @pytest.mark.parametrize("subclass", [one_iterator, in_background])
 def test_subclass_has_the_batches_of_torchs(subclass, options):
-    """In three epochs, the last one after a reset."""
+    """In three epochs."""
     epochs = []
     options = {"shuffle": True, "num_workers": 2 if options else 0, **options}
     for base in (ModelLoader, DataLoader):
         torch.manual_seed(0)
         loader = subclass(base)(range(13), 4, **options)
-        epochs.append([])
-        for number in range(3):
-            if number == 2:
-                loader.reset()
-            epochs[-1].append([batch.tolist() for batch in loader])
+        epochs.append([[batch.tolist() for batch in loader] for _ in range(3)])
     assert epochs[0] == epochs[1]
     assert [len(each) for each in epochs[1]] == [4, 4, 4]

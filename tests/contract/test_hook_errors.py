@@ -267,19 +267,11 @@ def test_batch_sampler_that_gives_no_lists_is_named(seat):
         list(seat.loader(range(8), batch_sampler=[[]]))
 
 
-class Locks:
-    """A sampler of indices that cannot be sent to a process."""
-
-    def __iter__(self):
-        yield 0
-        yield threading.Lock()
-
-
 @in_seats(FORKED, SERVED)
 def test_index_that_cannot_be_sent_names_its_sampler(seat):
     """And its batch."""
-    loader = seat.loader([0, 1], sampler=Locks(), batch_size=1)
-    with pytest.raises(TypeError, match=r"pickle(.|\n)*sampler \(BatchSampler of Locks\).*batch 1"):
+    loader = seat.loader([0, 1], sampler=Begun(lambda: iter([0, threading.Lock()])))
+    with pytest.raises(TypeError, match=r"pickle(.|\n)*sampler \(BatchSampler of Begun\).*batch 1"):
         list(loader)
 
 

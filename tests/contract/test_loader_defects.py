@@ -322,17 +322,6 @@ def test_note_never_replaces_the_error(kind, num_workers):
     error.with_traceback(None)
 
 
-class Stuck(IterableDataset):
-    """Worker 0 waits for ever."""
-
-    def __init__(self, gate):
-        self.gate = gate
-
-    def __iter__(self):
-        assert get_worker_info().id or self.gate.wait(2 * PATIENCE_SECONDS)
-        return iter(range(30))
-
-
 class StuckSample(Indices):
     """The worker that draws sample 0 waits for ever."""
 
@@ -343,6 +332,14 @@ class StuckSample(Indices):
     def __getitem__(self, index):
         assert index or self.gate.wait(2 * PATIENCE_SECONDS)
         return index
+
+
+class Stuck(StuckSample, IterableDataset):
+    """Worker 0 waits for ever."""
+
+    def __iter__(self):
+        self[get_worker_info().id]
+        return iter(range(30))
 
 
 @pytest.mark.parametrize("loader_class", [ThreadLoader, DataLoader, torch_loader])

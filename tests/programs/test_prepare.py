@@ -199,11 +199,6 @@ def end_at(event_number, signum, source, out, sent):
     sent.put((status, count))
 
 
-def run_to_event(event_number, signum, source, out):
-    """The status that the command returned and the number of events; None = it was killed."""
-    return in_a_fork(end_at, event_number, signum, source, out)
-
-
 def in_a_fork(function, *arguments):
     """What it sends; None if it was killed before."""
     context = multiprocessing.get_context("fork")
@@ -214,30 +209,25 @@ def in_a_fork(function, *arguments):
     return None if sent.empty() else sent.get()
 
 
-def test_run_that_was_killed_is_finished_by_the_next(images, tmp_path):
+def test_run_that_was_ended_is_finished_by_the_next(images, tmp_path):
     """After each file, before and after each rename: what is there is whole, and at the end every
-    byte is that of a run that nobody stopped."""
-    _, num_events = run_to_event(0, signal.SIGKILL, images, tmp_path / "whole")
-    expected = contents(tmp_path / "whole")
+    byte is that of a run that nobody stopped. Ctrl-C leaves nothing but whole shards."""
+    whole, out = tmp_path / "whole", tmp_path / "interrupted"
+    _, num_events = in_a_fork(end_at, 0, signal.SIGKILL, images, whole)
+    expected = contents(whole)
     assert num_events == 11 + 2 * 5  # files, then syncs and renames
+    # In the second shard.
+    assert in_a_fork(end_at, 14, signal.SIGINT, images, out)[0] == 130
+    assert set(contents(out)) == {"dataset.json", "shard-000000.tar", "shard-000000.index.json"}
+    before = (out / "shard-000000.tar").stat().st_ino
+    assert contents(prepared(images, out, "--shard-samples", 6)) == expected
+    assert (out / "shard-000000.tar").stat().st_ino == before
     for number in range(1, num_events + 1):
         out = tmp_path / str(number)
-        assert run_to_event(number, signal.SIGKILL, images, out) is None
+        assert in_a_fork(end_at, number, signal.SIGKILL, images, out) is None
         for name, content in contents(out).items():
             assert name.endswith(".partial") or content == expected[name]
         assert contents(prepared(images, out, "--shard-samples", 6)) == expected
-
-
-def test_interrupt_leaves_whole_shards(images, tmp_path):
-    """Ctrl-C in the second shard: the first one stays, nothing else, and the next run goes on."""
-    assert run_to_event(14, signal.SIGINT, images, tmp_path / "out")[0] == 130
-    names = {"dataset.json", "shard-000000.tar", "shard-000000.index.json"}
-    assert set(contents(tmp_path / "out")) == names
-    before = (tmp_path / "out" / "shard-000000.tar").stat().st_ino
-    prepared(images, tmp_path / "out", "--shard-samples", 6)
-    assert (tmp_path / "out" / "shard-000000.tar").stat().st_ino == before
-    whole = prepared(images, tmp_path / "whole", "--shard-samples", 6)
-    assert contents(tmp_path / "out") == contents(whole)
 
 
 def fill_disk(source, out, sent):
