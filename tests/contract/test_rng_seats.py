@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from _datasets import Made
-from _first_draws import Draws, InBatches, Stream, collate, digest_of
+from _first_draws import Draws, InBatches, Stream, collate, digest_of, states_of_program as states
 from _folders import HELPERS
 from _loader_helpers import assert_threads_end
 from _seats import FORKED, NONE, THREADS, in_every_seat, in_seats
@@ -56,11 +56,6 @@ def loader_in(seat: Any, kind: type) -> Any:
     kept = {"kept": (random.random, np.random.random_sample, np.random.ranf)}
     dataset = kind() if kind is Stream else kind(**kept)
     return seat.loader(dataset, batch_size=BATCH_SIZE, collate_fn=collate, **options)
-
-
-def states() -> Any:
-    numpys = np.random.get_state()
-    return torch.get_rng_state().tolist(), random.getstate(), numpys[1].tolist(), numpys[2:]
 
 
 @in_every_seat

@@ -195,13 +195,6 @@ class Steps:
         self.place = state["place"]
 
 
-class PlacedStream(Stream):
-    """Iterable, with an iterator that has a state."""
-
-    def __iter__(self):
-        return Steps(self.items(), self.make)
-
-
 class OwnPlaceStream(Stream):
     """Iterable that keeps its own state, from which the next iterator goes on."""
 
@@ -224,8 +217,7 @@ class OwnPlaceStream(Stream):
 
 
 MAP_STYLE = (Rows, BatchRows)
-ITERABLE = (Stream, PlacedStream, OwnPlaceStream)
-KINDS = (*MAP_STYLE, *ITERABLE)
+KINDS = (*MAP_STYLE, Stream, OwnPlaceStream)
 
 
 def item_of(index: int) -> dict[str, Any]:

@@ -77,6 +77,12 @@ def collate(samples):
     return default_collate(samples), torch.rand(2), random.random(), np.random.rand()
 
 
+def states_of_program():
+    """torch's, Python's and numpy's, from which a loader's samples are not to draw."""
+    numpys = np.random.get_state()
+    return torch.get_rng_state().tolist(), random.getstate(), numpys[1].tolist(), numpys[2:]
+
+
 def begin(number):
     """Draws from the worker's stream, and moves it."""
     torch.manual_seed(torch.initial_seed() + int(torch.randint(9, ())))
@@ -85,7 +91,6 @@ def begin(number):
 
 KINDS = {
     "samples": (Draws(), {}),
-    "batches": (InBatches(), {}),
     "stream": (Stream(), {}),
     "collate": (Draws(), {"collate_fn": collate}),
     "worker_init_fn": (Draws(), {"worker_init_fn": begin}),
