@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import re
 from collections import Counter
@@ -105,7 +106,8 @@ class CachedDataset(Dataset[T_co]):
 
         Raises: what the dataset or ``transform`` raises; ValueError: see :func:`cached`.
         """
-        number = index + len(self) if index < 0 else index
+        number = operator.index(index)
+        number += len(self) if number < 0 else 0
         if not 0 <= number < len(self):
             raise IndexError(f"index {index} is out of range for {len(self)} samples.")
         sample = self._sample(number)
@@ -120,7 +122,7 @@ class CachedDataset(Dataset[T_co]):
         return self._store.counts()
 
     def _sample(self, index: int) -> Any:
-        key = (self._stamp_of(index) + int(index) * _SPREAD) % (1 << 63)
+        key = (self._stamp_of(index) + index * _SPREAD) % (1 << 63)
         content = self._store.get(key)
         if content is None:
             with self._store.making(key):

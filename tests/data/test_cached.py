@@ -25,7 +25,7 @@ import torch
 import torchvision.transforms.v2 as transforms
 from _datasets import Made as MadeBy
 from _forks import fork, found_in_fork, found_in_forks
-from _gates import PATIENCE_SECONDS, in_thread, result_of
+from _gates import PATIENCE_SECONDS, in_thread, result_of, until
 from _inside import kept_by, placement_of
 from _readings import shown
 from _tars import keys, shard_of, write_shard
@@ -348,6 +348,23 @@ def test_sample_is_made_once_if_several_ask_for_it_at_once(
     assert set(made) == set(range(100))
     if num_threads == 1 or num_programs == 1:
         assert len(made) == 100
+
+
+def test_forked_child_waits_for_no_thread_that_it_has_not_got(tmp_path):
+    """One of the parent's makes what the child asks for; once it has ended, the child goes on."""
+    store, begun, may_end = Store(str(tmp_path)), threading.Event(), threading.Event()
+
+    def make():
+        with store.making(1):
+            begun.set()
+            may_end.wait(PATIENCE_SECONDS)
+
+    ends = in_thread(make)
+    begun.wait(PATIENCE_SECONDS)
+    pid = fork(store.making(1).__enter__)
+    may_end.set()
+    result_of(ends)
+    until(lambda: os.waitpid(pid, os.WNOHANG)[0] == pid)
 
 
 def hold_sample(kept, writing):
@@ -684,6 +701,7 @@ def test_memory_is_free_when_the_last_process_has_ended(ends):
         (lambda path: cached([1], 3, version=1), TypeError, 'cache must be "memory" or the path'),
         (lambda path: cached([1], max_bytes=0), ValueError, "max_bytes must be >= 1 or None"),
         (lambda path: cached([1])[1], IndexError, "index 1 is out of range for 1 samples"),
+        (lambda path: [kept[n] for kept in [cached([1])] for n in (0, 0.0)], TypeError, "float"),
         (lambda path: cached([open])[0] and cached([lambda: 0])[0], TypeError, "cannot be kept"),
     ],
 )

@@ -6,6 +6,7 @@ import glob
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from spdl_torch.io._remote import Reader, glob_url, is_url
@@ -129,18 +130,13 @@ def find_files(
             names = glob_url(pattern.rstrip("/") + below, storage_options)
         return names
     if os.path.isdir(pattern):
-        walk = _folders(pattern, _raise) if recursive else [(pattern, _files_in(pattern))]
+        walk = islice(_folders(pattern, _raise), None if recursive else 1)
         return [
             os.path.join(path, name) for path, names in walk for name in names if name[0] != "."
         ]
     if os.path.exists(pattern):  # even if the name itself has brackets
         return [pattern]
     return [name for name in {*_matching(pattern)} if not os.path.isdir(name)]
-
-
-def _files_in(folder: str) -> list[str]:
-    with os.scandir(folder) as entries:
-        return [entry.name for entry in entries if not entry.is_dir()]
 
 
 def _matching(pattern: str) -> Iterator[str]:

@@ -164,7 +164,7 @@ def as_source(items: Iterable[T] | Sequence[T] | Callable[[], Iterable[T]]) -> D
             f"as_source: a {type(items).__name__} can be iterated once only. Pass the function "
             "that makes it, or a list."
         )
-    if hasattr(items, "__getitem__") and isinstance(items, Sized) and not _is_stream(items):
+    if is_map_style(items):
         return ListSource(cast("Sequence[T]", items))
     if isinstance(items, Iterable) or hasattr(items, "__getitem__"):
         stream: Any = SizedStream if isinstance(items, Sized) else Stream

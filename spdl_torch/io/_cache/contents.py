@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...locks import RLock
+from ...engine.shared import lock_held_at_forks
 from ...scopes import scope
 from .folders import DATA, INDEX, is_at, locked, open_in
 
@@ -35,6 +35,8 @@ RECORD = np.dtype([("key", "<i8"), ("offset", "<i8"), ("length", "<i8"), ("check
 _FEW = 1000  # records in a dict
 
 Record = tuple[int, ...]
+
+_lock = lock_held_at_forks()  # to add to a table; finding takes none
 
 
 class Contents:
@@ -49,11 +51,6 @@ class Contents:
         self.table = RecordTable()
         """The records that were read."""
         self._num_read = 0
-        self.renew_lock()
-
-    def renew_lock(self) -> None:
-        """Replace the lock in a forked child: another thread may have held it."""
-        self._lock = RLock()  # to add to the table; finding takes none
 
     @property
     def num_bytes(self) -> int:
@@ -92,7 +89,7 @@ class Contents:
 
     def read_tail(self) -> None:
         """Read the records that were added by any process since the last time."""
-        with self._lock:
+        with _lock:
             first = self._num_read * RECORD.itemsize
             size = os.fstat(self.index).st_size - first
             if size < RECORD.itemsize:

@@ -17,13 +17,14 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from ...engine.shared import weakly
+from ...engine.shared import lock_held_at_forks
 from ...locks import RLock
 from ...scopes import scope
 from . import folders
 from .contents import RECORD, Contents, Record
 
 _logger = logging.getLogger("spdl_torch.io")
+_counting = lock_held_at_forks()  # for numbers and makers
 
 # What stays free of a disk without max_bytes.
 _SPARE_SHARE = 20  # the reciprocal of its share
@@ -72,8 +73,8 @@ class Store:
         self._num_damaged = 0
         self._is_full = False
         self._off = ""
-        self._makers: dict[int, RLock] = {}  # of the contents that this process makes
-        self._counting = RLock()  # for numbers and makers
+        # Of the contents that a process makes; a forked child has none of its parent's.
+        self._makers: dict[tuple[int, int], RLock] = {}
         if why_off:
             self._turn_off(why_off)
         else:
@@ -83,8 +84,6 @@ class Store:
                 self._contents.read_tail()
             except OSError as error:  # a full disk
                 self._turn_off(error)
-        if folders.HAS_LOCKS:  # a system with forks
-            os.register_at_fork(after_in_child=weakly(self.renew_locks))
 
     def __reduce__(self) -> tuple[Any, ...]:
         most, is_shared = self._max_bytes, self._is_shared
@@ -113,7 +112,7 @@ class Store:
         except OSError as error:
             self._turn_off(error)
         if is_counted:
-            with self._counting:
+            with _counting:
                 self.num_found += content is not None
                 self.num_missing += content is None
         return content
@@ -130,8 +129,9 @@ class Store:
         if self._off or self._is_full or _of_thread.is_making:
             yield
             return
-        with self._counting:  # the system's lock excludes no threads
-            maker = self._makers.setdefault(key, RLock())
+        own = os.getpid(), key
+        with _counting:  # the system's lock excludes no threads
+            maker = self._makers.setdefault(own, RLock())
         _of_thread.is_making = True
         try:
             # Where the system refuses, two processes may make the content: either will do.
@@ -139,8 +139,8 @@ class Store:
                 yield
         finally:
             _of_thread.is_making = False
-            with self._counting:
-                self._makers.pop(key, None)
+            with _counting:
+                self._makers.pop(own, None)
 
     def put(self, key: int, content: bytes | memoryview) -> bool:
         """Add a content; return whether there was room."""
@@ -185,13 +185,6 @@ class Store:
             f"{num_megabytes:.0f} MB.{hits}"
         )
 
-    def renew_locks(self) -> None:
-        """Replace the locks in a forked child: another thread may have held them."""
-        self._counting = RLock()
-        self._makers = {}
-        if not self._off:
-            self._contents.renew_lock()
-
     def _turn_off(self, why: str | OSError) -> None:
         """Find and keep nothing from now on, in this process."""
         if not self._off:
@@ -206,7 +199,7 @@ class Store:
 
     def _say_damaged(self) -> None:
         """Say the 1st, 10th, 100th ... time that a content is damaged: all of them may be."""
-        with self._counting:
+        with _counting:
             self._num_damaged += 1
             count = self._num_damaged
         if count == 10 ** (len(str(count)) - 1):
@@ -254,7 +247,7 @@ class Store:
                 del sizes[folder]
 
     def _stop_growing(self, why: str) -> None:
-        with self._counting:
+        with _counting:
             is_said, self._is_full = self._is_full, True
         if not is_said:
             _logger.warning(

@@ -30,15 +30,6 @@ CropFunction: TypeAlias = Callable[[int, int], Crop]
 """Gets a picture's height and width in pixels, returns the box to load."""
 
 
-def check_crop_function(crop: object, where: str) -> None:
-    """Raise a TypeError unless it is a function, or None."""
-    if crop is not None and not callable(crop):
-        raise TypeError(
-            f"{where}: crop must be a function of a picture's height and width, or None, got "
-            f"{crop!r}. For one box pass lambda height, width: Crop(top, left, height, width)."
-        )
-
-
 def checked_crop(crop: Crop, height: int, width: int) -> Crop:
     """Return the crop.
 

@@ -16,7 +16,7 @@ from .._source import Source, read_source, source_name
 from .._storage import Storage, room_for
 from .._transfer.transfer import CUDAConfig, check_device_config, to_device
 from . import decode, kernel
-from .geometry import Crop, CropFunction, check_crop_function, checked_crop
+from .geometry import Crop, CropFunction, checked_crop
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -230,7 +230,11 @@ def _check_request(
     if device_config is not None:
         check_device_config(device_config, where)
     check_size(width, height, where)
-    check_crop_function(crop, where)
+    if crop is not None and not callable(crop):
+        raise TypeError(
+            f"{where}: crop must be a function of a picture's height and width, or None, got "
+            f"{crop!r}. For one box pass lambda height, width: Crop(top, left, height, width)."
+        )
     check_batch(srcs, where)
     if not srcs:
         raise ValueError("srcs must hold at least one image, got none.")
