@@ -27,7 +27,7 @@ from ..objects.generator_states import GeneratorStates, generators_kept
 from ..objects.kinds import GENERATORS
 from ..objects.members import text_of
 from ..scopes import scope
-from ._members import reached
+from ._changes import reached
 
 
 def assert_reproducible(

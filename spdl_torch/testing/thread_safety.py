@@ -36,8 +36,15 @@ from ..objects.copies import deep_copy
 from ..objects.generator_states import generators_kept
 from ..progress_bar import ProgressBar
 from ..scopes import scope
-from ._members import SharedObjects, is_library, is_ours, reached
-from ._process_state import changed_settings, put_back, settings_kept, settings_now
+from ._changes import (
+    SharedObjects,
+    changed_settings,
+    is_library,
+    is_ours,
+    put_back,
+    reached,
+    settings_kept,
+)
 
 
 def assert_thread_safe(
@@ -110,18 +117,19 @@ def assert_thread_safe(
         isolation="thread",
         seed=seed,
     )
-    with generators_kept(), settings_kept(), warnings.catch_warnings():
+    with generators_kept(), warnings.catch_warnings():
         # More threads than cores are wanted here.
         warnings.filterwarnings("ignore", message="This DataLoader will create")
-        _compare(_BothWays(make_loader, make_loader(), num_batches, seed), num_rounds)
+        both_ways = _BothWays(make_loader, make_loader(), num_batches, seed)
+        with settings_kept() as process:
+            _compare(both_ways, num_rounds, process)
 
 
-def _compare(both_ways: _BothWays, num_rounds: int) -> None:
+def _compare(both_ways: _BothWays, num_rounds: int, process: dict[str, Any]) -> None:
     """Load on threads first: what a run alone leaves in the dataset might mask their races."""
     loader = both_ways.loader
     copies = _private_copy(loader.dataset, loader.collate_fn)
     shared = SharedObjects(loader.dataset, (loader.collate_fn, loader.worker_init_fn))
-    process = settings_now()
     changes: dict[str, str] = {}
     rounds: list[tuple[list[Any], Exception | None]] = []
     most_batches = both_ways.num_batches if both_ways.is_iterable else len(loader)

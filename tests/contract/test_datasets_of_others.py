@@ -23,7 +23,7 @@ from torch.utils.data import ConcatDataset
 
 from spdl_torch import DataLoader
 from spdl_torch.objects.generator_states import generators_kept
-from spdl_torch.testing._process_state import changed_settings, settings_kept
+from spdl_torch.testing._changes import changed_settings, settings_kept
 
 pytestmark = [
     pytest.mark.skipif(
