@@ -19,10 +19,7 @@ from .run.command import add_run
 from .shown_text import printable
 
 # In the order of the help. None of these modules imports torch.
-_COMMANDS = (
-    *(add_run, add_demo, add_photographs, add_prepare),
-    *(add_report, add_plot, add_trace),
-)
+_COMMANDS = (add_run, add_demo, add_photographs, add_prepare, add_report, add_plot, add_trace)
 
 
 _WENT = {

@@ -295,9 +295,7 @@ class _Session:
 
 
 def manual_call(
-    concurrency: Mapping[str, int],
-    buffer_size: Mapping[str, int],
-    **others: int | None,
+    concurrency: Mapping[str, int], buffer_size: Mapping[str, int], **others: int | None
 ) -> str:
     """Return the call of ``PerfParams.manual`` as code; options that are None are left out."""
     reserved = {"cls", "buffer_size", *others}

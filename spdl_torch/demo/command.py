@@ -137,9 +137,7 @@ class Demo:
         Raises: CommandError: ``--data`` is no folder of images.
         """
         how_long = "10 to 20 seconds." if self._options.smoke else "About a minute."
-        print(
-            f"{how_long} Ctrl-C ends it early, with tables of what was measured.", file=sys.stderr
-        )
+        print(how_long, "Ctrl-C ends it, with tables of what was measured.", file=sys.stderr)
         status = 0
         try:
             with tempfile.TemporaryDirectory(prefix="spdl-torch-demo-") as made:

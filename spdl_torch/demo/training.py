@@ -36,10 +36,7 @@ class Amount(NamedTuple):
     images_per_worker: int
 
 
-AMOUNTS = {
-    "pictures": Amount(32, 64, 2048),
-    "photographs": Amount(128, 16, 320),
-}
+AMOUNTS = {"pictures": Amount(32, 64, 2048), "photographs": Amount(128, 16, 320)}
 """About half a second of torch's loader on each core, by workload."""
 
 _SMOKE = {"pictures": Amount(32, 32, 64), "photographs": Amount(64, 16, 32)}

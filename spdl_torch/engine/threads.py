@@ -303,12 +303,16 @@ atexit.register(_stop_all)
 
 @scope
 def repeating(name: str, seconds: float, call: Callable[[], object]) -> Iterator[None]:
-    """While the block runs, call it every so many seconds, on a thread named ``spdl-<name>``."""
+    """While the block runs, call it every so many seconds, on a thread named ``spdl-<name>``. The
+    first error is logged, and ends the calls."""
     is_over = threading.Event()
 
     def run() -> None:
-        while not is_over.wait(seconds):
-            call()
+        try:
+            while not is_over.wait(seconds):
+                call()
+        except Exception:
+            _logger.exception("spdl-%s: the thread has ended with an error.", name)
 
     threads = ThreadGroup(is_over.set)
     threads.spawn(name, run)

@@ -17,12 +17,19 @@ from .rng.owned import state_of
 def first_difference(expected: list[list[Any]], got: list[list[Any]]) -> str | None:
     """Return which batch of which epoch differs, and where in it; None: none differs."""
     for epoch, (ours, theirs) in enumerate(zip(expected, got, strict=True)):
-        for number, (a, b) in enumerate(zip(ours, theirs, strict=False)):
-            path = path_of_difference(a, b)
-            if path is not None:
-                return f"epoch {epoch}, batch {number} differs{path}"
+        if (found := differing_batch(ours, theirs)) is not None:
+            return f"epoch {epoch}, {found}"
         if len(ours) != len(theirs):
             return f"epoch {epoch} has {len(theirs)} batches in place of {len(ours)}"
+    return None
+
+
+def differing_batch(expected: list[Any], got: list[Any]) -> str | None:
+    """Return which batch differs, and where in it; None: none does, as far as there are both."""
+    for number, (a, b) in enumerate(zip(expected, got, strict=False)):
+        path = path_of_difference(a, b)
+        if path is not None:
+            return f"batch {number} differs{path}"
     return None
 
 

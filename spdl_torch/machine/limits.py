@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 from ..checks import check_whole
 
@@ -64,12 +65,10 @@ def limits_given(
     num_cores: float | None, memory_bytes: int | None, local_world_size: int | None
 ) -> Limits:
     """Return these limits, and the machine's for those that are None."""
-    found = Limits.of_this_machine()
-    return Limits(
-        num_cores=found.num_cores if num_cores is None else num_cores,
-        memory_bytes=found.memory_bytes if memory_bytes is None else memory_bytes,
-        local_world_size=found.local_world_size if local_world_size is None else local_world_size,
-    )
+    limits: dict[str, Any] = {"num_cores": num_cores, "memory_bytes": memory_bytes}
+    limits["local_world_size"] = local_world_size
+    given = {name: limit for name, limit in limits.items() if limit is not None}
+    return replace(Limits.of_this_machine(), **given)
 
 
 def usable_cores() -> float:

@@ -32,12 +32,10 @@ def add_report(commands: Commands) -> None:
         report, "statistics file, or trace; several: files of the ranks of one run", nargs="+"
     )
     add = report.add_argument
-    pipeline = "which pipeline of several in the run (default: each)"
-    add("--pipeline", type=int, metavar="N", help=pipeline)
+    add("--pipeline", type=int, metavar="N", help="which of several in the run (default: each)")
     form = "default: text; JSON has one line for each pipeline, of each file, which then says its "
     add("--format", choices=["text", "json"], default="text", help=f"{form}rank")
-    page = "write a page to this file, with charts, and print its path; needs the extra plot"
-    add("--html", type=Path, metavar="OUT", help=page)
+    add("--html", type=Path, metavar="OUT", help="write a page with charts; needs the extra plot")
     trace = "a trace of the same run: the page shows what every worker did, and when"
     add("--trace", type=Path, metavar="TRACE", help=trace)
     report.set_defaults(run_command=partial(_print, _reported))
@@ -56,9 +54,8 @@ def add_plot(commands: Commands) -> None:
     add = plot.add_argument
     folder = "folder of the pictures (default: the current one)"
     add("-o", "--output", type=Path, default=Path(), metavar="DIR", help=folder)
-    names: dict[str, Any] = {"nargs": "+", "action": "extend", "metavar": "NAME"}
     stages = "only these stages and their queues: decode, or 0:1:decode[10] (default: all)"
-    add("--stage", dest="stages", **names, help=stages)
+    add("--stage", dest="stages", nargs="+", action="extend", metavar="NAME", help=stages)
     add("--start", metavar="TIME", help="draw from then on (default: the start)")
     add("--end", metavar="TIME", help="draw up to then (default: the end)")
     add("--format", choices=["png", "svg", "pdf"], default="png", help="format of the pictures")
@@ -76,10 +73,8 @@ def add_trace(commands: Commands) -> None:
     add = trace.add_argument
     traces = "trace that Profile.write_trace wrote; with -o also several, or a folder of them"
     add("traces", type=Path, nargs="+", metavar="FILE", help=traces)
-    output = "write the merged trace to this file"
-    add("-o", "--output", type=Path, metavar="OUT", help=output)
-    torch = "written by torch.profiler in the same process"
-    add("--torch", type=Path, metavar="TRACE", help=torch)
+    add("-o", "--output", type=Path, metavar="OUT", help="write the merged trace to this file")
+    add("--torch", type=Path, metavar="TRACE", help="of torch.profiler, in the same process")
     trace.set_defaults(run_command=partial(_print, _merged))
 
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from .store.entries import EventLogEntry
 
 FileFormat = Literal["png", "svg", "pdf"]
-Kind = Literal["tasks", "queues"]
 Row: TypeAlias = "Mapping[str, Any]"
 
 _HEADINGS = {"tasks": "Stages", "queues": "Queues"}

@@ -123,11 +123,7 @@ def _done_index(tar: str) -> TarIndex | None:
 
 
 def _write_shard(
-    tar_path: str,
-    samples: Iterable[Sample],
-    plan: ShardPlan,
-    options: Namespace,
-    bar: ProgressBar,
+    tar_path: str, samples: Iterable[Sample], plan: ShardPlan, options: Namespace, bar: ProgressBar
 ) -> TarIndex:
     left_out = []
     with (

@@ -48,11 +48,10 @@ def end_process(options: Any, known: dict[Any, Any]) -> None:
         if options.html is not None:
             parts = [part_of(it.report, it.site.where, it.how) for it in sites if it.report]
             try:
-                print(
-                    write_page(options.html, html_of("Report on loading", parts)), file=sys.stderr
-                )
+                told = str(write_page(options.html, html_of("Report on loading", parts)))
             except (OSError, ValueError, ModuleNotFoundError) as error:  # Jinja2
-                print(f"spdl-torch run: --html: {printable(str(error))}", file=sys.stderr)
+                told = f"spdl-torch run: --html: {error}"
+            print(printable(told), file=sys.stderr)
 
 
 def _by_place(sites: Iterable[Any]) -> list[Any]:

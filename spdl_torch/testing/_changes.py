@@ -278,10 +278,7 @@ _SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
         torch.set_deterministic_debug_mode,
     ),
     "torch.get_num_threads()": (torch.get_num_threads, torch.set_num_threads),
-    "torch.get_float32_matmul_precision()": (
-        _matmul_precision,
-        torch.set_float32_matmul_precision,
-    ),
+    "torch.get_float32_matmul_precision()": (_matmul_precision, torch.set_float32_matmul_precision),
     "torch.multiprocessing.get_sharing_strategy()": (
         _multiprocessing.get_sharing_strategy,
         _multiprocessing.set_sharing_strategy,

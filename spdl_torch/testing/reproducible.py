@@ -137,9 +137,7 @@ def _reason(loader: Any, drawn: set[str]) -> str | None:
 
 
 def _what_changes(
-    num_batches: int | None,
-    drawn_by_sampler: set[str],
-    make_loader: Callable[[int], Iterable[Any]],
+    num_batches: int | None, drawn_by_sampler: set[str], make_loader: Callable[[int], Iterable[Any]]
 ) -> str:
     """Name the generator or the dataset's attribute that an epoch on this thread leaves changed:
     what workers in processes of their own do cannot be seen here."""

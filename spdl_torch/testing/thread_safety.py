@@ -25,7 +25,7 @@ from ..checks import check_whole
 from ..loader.backends.dataset_copies import own_copy, rebound
 from ..loader.backends.worker_thread import acting_as_worker
 from ..loader.dataloader import DataLoader
-from ..loader.differences import path_of_difference
+from ..loader.differences import differing_batch
 from ..loader.fetching.batch_maker import BatchMaker, BatchRecipe
 from ..loader.fetching.items import EndOfIterable
 from ..loader.rng.keys import StreamKey, epoch_seed
@@ -167,10 +167,8 @@ def _compare(both_ways: _BothWays, num_rounds: int, process: dict[str, Any]) -> 
 
 def _difference(expected: list[Any], got: list[Any], error: Exception | None) -> str | None:
     """Return where the batches first differ, or how they ended; None: they are equal."""
-    for number, (a, b) in enumerate(zip(expected, got, strict=False)):
-        path = path_of_difference(a, b)
-        if path is not None:
-            return f"batch {number} differs{path}"
+    if (found := differing_batch(expected, got)) is not None:
+        return found
     if error is not None:
         text = f"{type(error).__name__}: {error}".partition("\n")[0].rstrip(".")
         return f"batch {len(got)} raised {text[:200]}"

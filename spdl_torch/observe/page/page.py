@@ -16,11 +16,7 @@ from ...whole_files import whole_file
 
 _MOST_ROWS = 500
 
-_TITLES = {
-    "decision": "Decisions of tuning",
-    "failure": "Failures",
-    "skipped": "Skipped samples",
-}
+_TITLES = {"decision": "Decisions of tuning", "failure": "Failures", "skipped": "Skipped samples"}
 
 
 class Event(NamedTuple):

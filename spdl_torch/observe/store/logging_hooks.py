@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
@@ -21,8 +20,6 @@ from .entries import PROBES_EVENT, EventLogEntry, LogEntry, QueueStatsLogEntry, 
 if TYPE_CHECKING:
     from ...engine.hooks import StageInfo
     from ...engine.statistics import QueuePerfStats, TaskPerfStats
-
-_logger = logging.getLogger("spdl_torch.observe")
 
 _PASS_ON_SECONDS = 0.2
 
@@ -101,9 +98,9 @@ def recording_gc(log: Log, *, generation: int = 0) -> Iterator[None]:
     generation: the youngest generation to log; 2 = full collections only, which take long.
 
     ``log`` is called some moments after the collection, with the times of its start and stop, on a
-    thread of its own, or when the block ends. What it raises on that thread is logged.
+    thread of its own, or when the block ends. What it raises on that thread is logged, and ends it.
     """
-    collections, clock, is_broken = Collections(), TwoClocks.now(), False
+    collections, clock = Collections(), TwoClocks.now()
 
     def pass_on() -> None:
         for began_ns, ended_ns, info in collections.taken():
@@ -112,18 +109,9 @@ def recording_gc(log: Log, *, generation: int = 0) -> Iterator[None]:
                 log(EventLogEntry(clock.system(began_ns) / 1e9, "gc_start", at_start))
                 log(EventLogEntry(clock.system(ended_ns) / 1e9, "gc_stop", info))
 
-    def try_to_pass_on() -> None:
-        nonlocal is_broken
-        try:
-            if not is_broken:
-                pass_on()
-        except Exception:
-            is_broken = True
-            _logger.exception("recording_gc: what log() raised; no more collections are logged")
-
     collections.begin()
     try:
-        with repeating("collections", _PASS_ON_SECONDS, try_to_pass_on):
+        with repeating("collections", _PASS_ON_SECONDS, pass_on):
             yield
     finally:
         collections.end()

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from ...checks import check_whole, checked_seconds
 from ...engine.threads import ThreadGroup
@@ -36,10 +36,7 @@ _MOST_WAITING = 1_000_000  # and while it can, until the writer's thread has had
 MANY_WAIT = 1000  # entries for which the writer does not wait for the end of its interval
 
 
-class Buffer(Protocol):
-    """The common part of ``queue.Queue`` and ``queue.SimpleQueue``."""
-
-    def get_nowait(self) -> Any: ...
+Buffer: TypeAlias = queue.Queue[Any] | queue.SimpleQueue[Any]
 
 
 class SQLiteStatsWriter:

@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -181,11 +182,7 @@ class Profile:
 
     @classmethod
     def load(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        run_id: int | None = None,
-        pipeline: int | None = None,
+        cls, path: str | os.PathLike[str], *, run_id: int | None = None, pipeline: int | None = None
     ) -> Self:
         """Load the profile of a finished run from a file.
 
@@ -412,17 +409,13 @@ def _curves(events: Sequence[Json], start: float, stop: float) -> list[Panel]:
                 curves = readings.setdefault(key, {})
                 curve = curves.setdefault((event["pid"], event["name"]), {})
                 curve[max(start, event["ts"] / 1e6)] = float(value)
-    panels = []
+    panels, held = [], partial(Curve, begin=start, is_step=True)
     for key, curves in readings.items():
         drawn = []
         for number, ((_, name), curve) in enumerate(curves.items()):
             times, values = [*curve], [*curve.values()]
             times.append(max(times[-1], stop))
             values.append(values[-1])  # which holds
-            drawn.append(
-                Curve(
-                    name=name, colour=number, begin=start, times=times, values=values, is_step=True
-                )
-            )
+            drawn.append(held(name=name, colour=number, times=times, values=values))
         panels.append(Panel(label="queues\n(items)" if key == "items" else key, curves=drawn))
     return panels

@@ -207,9 +207,7 @@ def _loaded(path: Path) -> Iterator[tuple[Path, Trace]]:
 
 
 def _lay_over(
-    merged: Trace,
-    loaded: Iterable[tuple[Path, Trace]],
-    offsets: Mapping[int, float],
+    merged: Trace, loaded: Iterable[tuple[Path, Trace]], offsets: Mapping[int, float]
 ) -> None:
     """Add our rows of traces, with ids that nothing else has. ``offsets``: seconds to add to the
     times of a rank."""

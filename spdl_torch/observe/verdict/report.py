@@ -102,10 +102,7 @@ class Report:
         """
         return self._predict(
             Question(
-                num_workers=num_workers,
-                processes=processes,
-                cache=cache,
-                read_speedup=read_speedup,
+                num_workers=num_workers, processes=processes, cache=cache, read_speedup=read_speedup
             )
         )
 
