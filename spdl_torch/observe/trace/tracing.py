@@ -52,16 +52,6 @@ class _ProgramLog:
     spans: deque[Span] = field(default_factory=lambda: deque(maxlen=_MOST))
     counts: deque[Count] = field(default_factory=lambda: deque(maxlen=_MOST))
 
-    def events(self, name: str | None, since_ns: int) -> Program:
-        """Return its events; cut those that began before ``since_ns``."""
-        # How much of the CPU time of one that is cut fell before that moment is unknown.
-        spans = (
-            s if s.started_ns >= since_ns else s._replace(started_ns=since_ns, cpu_ns=-1)
-            for s in self.spans.copy()
-            if s.ended_ns > since_ns
-        )
-        return Program(name, tuple(spans), tuple(self.counts.copy()))
-
 
 # No lock: appending to lists and deques, removing and copying are atomic, with a GIL and without;
 # readers make copies.
@@ -167,7 +157,7 @@ def tracing(
         stop_probing(session)
         join_probing(_JOIN_SECONDS)
         _open_logs.remove(log)
-        program = log.events(process_name, session.began_ns)
+        program = Program(process_name, tuple(log.spans.copy()), tuple(log.counts.copy()))
         recorders = session.end()
         try:
             profile = profile_of(recorders, since_ns=session.began_ns, program=program)
