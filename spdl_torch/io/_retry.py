@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..engine.failures import attach_note, notes_of
+from ..engine.shared import lock_held_at_forks
 from ..errors import DecodeError, SourceChangedError
-from ..locks import RLock
 
 T = TypeVar("T")
 
 _logger = logging.getLogger("spdl_torch.io")
+_counting = lock_held_at_forks()
 
 # Of the system: no seed of the user's changes the waits, and forked processes do not wait alike.
 _jitter = random.SystemRandom()
@@ -127,7 +128,6 @@ class RetryPolicy:
                 "backoff_seconds and max_backoff_seconds must be >= 0, "
                 f"got {self.backoff_seconds} and {self.max_backoff_seconds}."
             )
-        self._lock = RLock()
         self.num_retries = 0
         """The number of retries granted in this process."""
         self._warned: float | None = None
@@ -174,7 +174,7 @@ class RetryPolicy:
 
     def _count(self, error: Exception, name: str, num_failed: int, seconds: float) -> None:
         now = time.monotonic()
-        with self._lock:
+        with _counting:
             self.num_retries += 1
             total = self.num_retries
             loud = self._warned is None or now - self._warned >= _WARNING_INTERVAL_SECONDS

@@ -143,14 +143,6 @@ def test_getitems_equals_getitem(root, name):
     assert not images.is_floating_point() or together.collated[0].is_contiguous()
 
 
-def test_transform_that_gives_pillow_images(root):
-    """Without a step that makes tensors, samples stay Pillow images, as in torchvision."""
-    for transform in (None, v1.Compose(V1_TRAIN)):
-        assert isinstance(ImageFolder(root, transform)[0][0], Image.Image)
-    whole = datasets.ImageFolder(root)[0][0]
-    assert np.array_equal(np.asarray(ImageFolder(root)[0][0]), np.asarray(whole))
-
-
 def test_image_loader_gives_tensors_to_the_transform(root):
     """loader=image_loader: recipes stay recipes, other transforms get uint8 tensors."""
     seen = []

@@ -172,6 +172,7 @@ NO_INT = r": (width|height) must be an int or None, in pixels, got .*\. Convert 
         (lambda path: load_image_batch(path, width=8, height=8), TypeError, "list of sources"),
         (lambda _: load_image_batch([], width=8, height=8), ValueError, "at least one image"),
         (lambda path: load_image(path, 0, 8), ValueError, "must be >= 1"),
+        (lambda path: image_loader(path, at_least=(0, 8)), ValueError, "must be >= 1"),
     ],
 )
 def test_call_that_cannot_be_meant_is_refused(paths, call, error, match):

@@ -187,12 +187,6 @@ def test_folder_that_cannot_scale_says_so(root, options):
         ImageFolder(root, **options, scaled=True)
 
 
-def test_a_size_below_one_pixel_is_refused():
-    """Without a size there is nothing to aim at."""
-    with pytest.raises(ValueError, match="width and height must be >= 1"):
-        image_loader("x.jpg", at_least=(0, 8))
-
-
 def test_cached_samples_of_both_kinds_are_kept_apart(root, tmp_path):
     """A cache of whole pictures' samples is not taken for one of reduced ones."""
     inner = {scaled: ImageFolder(root, VALIDATION, scaled=scaled) for scaled in (False, True)}

@@ -111,23 +111,19 @@ def test_streams_that_come_up_late_do_no_harm():
 
 
 @pytest.mark.parametrize("kind", ["b-frames", "variable rate", "mpeg4 in avi", "h264 in ts"])
-@pytest.mark.parametrize("moment", [1e13, 1e16, 1e300, 1e308])
+@pytest.mark.parametrize("moment", [100, 1e13, 1e16, 1e300, 1e308])
 def test_moments_far_beyond_any_video_raise_decode_error(kind, moment):
     """Also those in whose ticks no 64 bits suffice, and those that are no number of ticks."""
     content = write_video(KINDS[kind])
-    with pytest.raises(DecodeError, match=r"^<bytes>: no frame in "):
+    with pytest.raises(
+        DecodeError, match=rf"^<bytes>: no frame in \[{moment:g}, ".replace("+", ".")
+    ):
         load_video(content, (moment, 1.1 * moment))
     for moments in ([moment], [0.0, moment]):
-        with pytest.raises(DecodeError, match=r"^<bytes>: no frame at 1e.* the video ends at "):
+        with pytest.raises(DecodeError, match=r"^<bytes>: no frame at 1.* the video ends at "):
             load_clip(content, lambda info, moments=moments: moments)
     assert len(load_video(content, (-moment, moment))) == KINDS[kind].num_frames
     assert len(load_clip(content, lambda info: [-moment]).frames) == 1
-
-
-def test_a_window_after_the_end_raises_decode_error():
-    """And says where it was looked for."""
-    with pytest.raises(DecodeError, match=r"<bytes>: no frame in \[100, 101\) s"):
-        load_video(EXAMPLE, (100, 101))
 
 
 @pytest.mark.parametrize("name", ["fragmented", "h264 in ts", "mpeg4 in avi"])

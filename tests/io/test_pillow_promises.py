@@ -74,7 +74,7 @@ def root(tmp_path_factory):
 def test_transforms_get_the_images_of_torchvision(root, steps, cache):
     """Mode, size and info, alone and behind what runs on a whole batch; also upright, by Pillow's
     own function, as photographs of phones have to be turned."""
-    steps = transforms.Compose([*steps, lambda image: image])
+    steps = transforms.Compose([*steps, lambda image: image]) if steps else None
     ours = ImageFolder(root, steps, cache=cache)
     batch = ours.__getitems__(range(len(ours)))
     for k, (expected, _) in enumerate(datasets.ImageFolder(root, steps)):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from time import perf_counter_ns, time_ns
 from typing import Any, BinaryIO
 
+from spdl_torch.engine.shared import lock_held_at_forks
 from spdl_torch.io._cache.folders import NO_ROOM, is_at, locked, open_in, open_own_folder
 from spdl_torch.scopes import scope
 
@@ -22,6 +22,7 @@ BUFFER_BYTES = 1 << 18
 _PIECE_BYTES = 1 << 20
 _VISIBLE_SECONDS = 0.1
 
+_counting = lock_held_at_forks()
 
 _COUNTED = ("found", "awaited", "bytes", "wait_ms", "removed")
 """What is counted: the shards that were there when they were to be read, and those that were not;
@@ -41,7 +42,7 @@ class ShardCopies:
         self.folder = folder
         self._max_bytes = max_bytes
         self._is_full = False
-        self._counts: dict[int, Counter[str]] = {}  # by thread: without a lock, for forks
+        self._counts = Counter[str]()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.folder, self._max_bytes)
@@ -97,8 +98,7 @@ class ShardCopies:
 
     def counts(self) -> dict[str, int]:
         """Return what this process has counted, by the names of a loader's ``data``."""
-        counts = [*self._counts.values()]
-        return {f"shards/{name}": sum(each[name] for each in counts) for name in _COUNTED}
+        return {f"shards/{name}": self._counts[name] for name in _COUNTED}
 
     def remarks(self) -> tuple[str, ...]:
         """Return the line for a report: what was there, what was awaited, and for how long."""
@@ -113,9 +113,8 @@ class ShardCopies:
         )
 
     def _count(self, **new: int) -> None:
-        thread = threading.get_ident()
-        # Not changed in place, where another thread may read it.
-        self._counts[thread] = self._counts.get(thread, Counter()) + Counter(new)
+        with _counting:
+            self._counts.update(new)
 
     def _download(
         self,
