@@ -26,13 +26,13 @@ from .timeline import Instant, QueueTrack, Role, Timeline, TwoClocks, row_since,
 if TYPE_CHECKING:
     from .rings import SharedRing
 
-Level = Literal["off", "batch", "item"]
+Level = Literal["batch", "item"]
 
 FAILURE_EVENT = "failure"
 
 _NEVER_NS = 2**63 - 1
 
-_SHORTEST_NS: dict[Level, int] = {"off": _NEVER_NS, "batch": 100_000, "item": 0}
+_SHORTEST_NS: dict[Level, int] = {"batch": 100_000, "item": 0}
 
 CAPACITY = 8_192  # 0.6 MB a thread once it is full; at 5 ms a turn, the last 40 s
 _SESSION_CAPACITY = 65_536
@@ -119,10 +119,10 @@ class FlightRecorder:
         if self.enabled:
             self._instants.append(Instant(perf_counter_ns(), name, details))
 
-    def set_level(self, level: Level) -> None:
-        """Set the level, which decides how short a recorded turn may be."""
+    def follow_sessions(self) -> None:
+        """Record turns as short as the sessions ask for now."""
         for *_, ring in tuple(self._rows):
-            ring.shortest_ns = self._shortest_ns(level)
+            ring.shortest_ns = self._shortest_ns
 
     # Called by readers, on any thread:
 
@@ -155,13 +155,14 @@ class FlightRecorder:
     ) -> _AnyRing:
         # Even with recording off there is a ring, so that no writer has to check.
         capacity = _process.capacity if self.enabled else 1
-        ring = kind(capacity, self._shortest_ns(_process.level))
+        ring = kind(capacity, self._shortest_ns)
         # No lock: readers on other threads copy the list in one step.
         self._rows.append((stage, stage_number, replica, role, ring))
         return ring
 
-    def _shortest_ns(self, level: Level) -> int:
-        return _SHORTEST_NS[level] if self.enabled else _NEVER_NS
+    @property
+    def _shortest_ns(self) -> int:
+        return _process.shortest_ns if self.enabled else _NEVER_NS
 
 
 class SharedRecorder(FlightRecorder):
@@ -170,7 +171,7 @@ class SharedRecorder(FlightRecorder):
     def __init__(self, ring: SharedRing, epoch: int, *, enabled: bool) -> None:
         super().__init__("DataLoader", 0, enabled=enabled)
         self._ring = ring
-        ring.clear(epoch, self._shortest_ns("batch"))
+        ring.clear(epoch, self._shortest_ns)
 
     def new_ring(self, *_: object) -> Ring:
         """Return the ring, for the only thread of the only stage."""
@@ -178,7 +179,7 @@ class SharedRecorder(FlightRecorder):
 
 
 class _Process:
-    """The level in force, and every recorder that is alive."""
+    """The sessions, and every recorder that is alive."""
 
     def __init__(self) -> None:
         # Guards the two below. Re-entrant: a garbage collection on a thread that holds it may run a
@@ -188,10 +189,10 @@ class _Process:
         self.sessions: list[RecordingSession] = []
 
     @property
-    def level(self) -> Level:
-        """The finest level that any session asked for."""
-        levels = [session.level for session in tuple(self.sessions)]
-        return "item" if "item" in levels else "batch"
+    def shortest_ns(self) -> int:
+        """The length of the shortest turn that any session asked for."""
+        lengths = [each.shortest_ns for each in tuple(self.sessions)]
+        return min([_SHORTEST_NS["batch"], *lengths])
 
     @property
     def capacity(self) -> int:
@@ -229,24 +230,24 @@ class RecordingSession:
     """
 
     def __init__(self, level: Level) -> None:
-        self.level = level
+        self.shortest_ns = _SHORTEST_NS[level]
         self.began_ns = perf_counter_ns()
         with _process.lock:
             self.recorders = live_recorders()
             _process.sessions.append(self)
-            _set_levels()
+            _follow_sessions()
 
     def end(self) -> list[FlightRecorder]:
         """Restore the other sessions' level; return the recorders of all runs since the start."""
         with _process.lock:
             _process.sessions.remove(self)
-            _set_levels()
+            _follow_sessions()
         return self.recorders
 
 
-def _set_levels() -> None:
+def _follow_sessions() -> None:
     for recorder in live_recorders():
-        recorder.set_level(_process.level)
+        recorder.follow_sessions()
 
 
 @in_forked_child
