@@ -1,7 +1,7 @@
 """State that several threads share, correct with a GIL and without one; and callables that happen
 once, or that do not keep alive what they are for.
 
-``SharedCounter`` and ``LiveObjects`` are for the life of the process, as their locks are.
+``SharedCounter`` and ``LiveObjects`` are for the life of the process.
 """
 
 from __future__ import annotations
@@ -12,19 +12,31 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
-from ..locks import RLock
+from ..locks import RLock, in_forked_child
 
 T = TypeVar("T")
 
 
-class SharedCounter:
+class _Locked:
+    """Has a lock, and another one in a forked child, where the thread that held it may be gone.
+    Re-entrant: a finalizer on the thread may want it, too."""
+
+    def __init__(self) -> None:
+        self._renew_lock()
+        in_forked_child(self._renew_lock)
+
+    def _renew_lock(self) -> None:
+        self._lock = RLock()
+
+
+class SharedCounter(_Locked):
     """Numbers that no two callers share. ``itertools.count`` does not promise this, and
     some interpreters without a GIL break it.
     """
 
     def __init__(self, first: int = 0) -> None:
+        super().__init__()
         self._next = first
-        self._lock = lock_held_at_forks()
 
     def __next__(self) -> int:
         with self._lock:
@@ -33,7 +45,7 @@ class SharedCounter:
         return number
 
 
-class LiveObjects(Generic[T]):
+class LiveObjects(_Locked, Generic[T]):
     """Objects that somebody holds, without keeping any of them alive.
 
     Any thread may add and list, also in a finalizer. A ``WeakSet`` fails with "Set changed size
@@ -42,11 +54,11 @@ class LiveObjects(Generic[T]):
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._found: dict[int, weakref.ref[T]] = {}  # by their own numbers
         # Filled by the interpreter, on a thread that may hold any lock: so without one; and without
         # a line of Python, where Ctrl-C might come and be lost.
         self._gone: deque[weakref.ref[T]] = deque()
-        self._lock = lock_held_at_forks()
 
     def add(self, thing: T) -> None:
         """List the object, which is not listed yet, from now on, as long as it lives."""
@@ -143,7 +155,7 @@ def weakly(method: Any) -> Callable[..., None]:
 
 def lock_held_at_forks() -> RLock:
     """Return a lock that a thread which forks holds meanwhile, so that a child never finds it held
-    by a thread that it has not got. Re-entrant: a finalizer on the thread may want it, too."""
+    by a thread that it has not got."""
     lock = RLock()
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(
