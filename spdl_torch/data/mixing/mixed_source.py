@@ -174,7 +174,7 @@ class MixedSource(DataSource[T_co]):
         return MixturePlan(tuple(self.sources), self._phases, self._seed, "epoch", self.epoch)
 
 
-class _MixedItems:
+class _MixedItems(Iterator[Any]):
     """The iterator over a mixture: the plan names the source of each item."""
 
     def __init__(self, readers: list[_Reader], plan: MixturePlan, stop: Stop) -> None:
@@ -186,9 +186,6 @@ class _MixedItems:
         self._is_over = False
         self._first = 0
         self._sources: list[int] = []  # of the items from number _first on
-
-    def __iter__(self) -> _MixedItems:
-        return self
 
     def __next__(self) -> Any:
         if self._is_over:

@@ -242,7 +242,7 @@ class GroupedStream(IterableDataset[Any]):
         self._filled[thread] = size + groups.size, room + groups.room
 
 
-class _GroupedItems:
+class _GroupedItems(Iterator[Any]):
     """The iterator over one worker's groups, which keeps its position."""
 
     def __init__(self, stream: GroupedStream, ranks: Shard, workers: Shard, epoch: int) -> None:
@@ -251,9 +251,6 @@ class _GroupedItems:
         self._epoch = epoch
         self._restart = _Restart()
         self._groups: Iterator[list[Any]] | None = None
-
-    def __iter__(self) -> _GroupedItems:
-        return self
 
     def __next__(self) -> Any:
         if self._groups is None:
