@@ -4,13 +4,11 @@ import itertools
 import queue
 import signal
 import threading
-import weakref
 
 import _warm
 import pytest
 import torch
 from _datasets import BulkData, GatedData, Made, MapData, StreamData
-from _gates import is_gone, until
 from _inside import forget_iterator
 from _loader_helpers import (
     PATIENCE_SECONDS,
@@ -85,24 +83,6 @@ def test_worker_info_is_none_in_the_main_thread_while_workers_run():
     assert list(batches) == [0, 1]
 
 
-@pytest.mark.parametrize("persistent", [True, False])
-def test_worker_init_fn_runs_once_per_worker(persistent):
-    """Once per worker, again each epoch unless the workers stay."""
-    started = []
-
-    def start(worker_id):
-        assert get_worker_info().id == worker_id
-        started.append((worker_id, threading.current_thread().name))
-
-    loader = ThreadLoader(
-        range(12), num_workers=3, worker_init_fn=start, persistent_workers=persistent
-    )
-    for _ in range(2):
-        list(loader)
-    assert sorted(worker_id for worker_id, _ in started) == sorted([0, 1, 2] * (2 - persistent))
-    assert all(name.startswith("spdl-") for _, name in started)
-
-
 @pytest.mark.parametrize("dataset", [[1] * 4, MapData(4), BulkData(4)], ids=type)
 def test_batches_are_not_in_shared_memory(dataset):
     """default_collate puts batches into /dev/shm when it believes to be in a process worker."""
@@ -170,19 +150,6 @@ def test_threads_end_with_their_epoch(kind, how):
         assert kept.traceback
     del batches
     assert_threads_end(threads)
-
-
-def test_delivered_batch_is_not_kept_by_the_loader():
-    """The loop's last reference frees a batch while the epoch goes on."""
-
-    class Payload:
-        """Something that can be weakly referenced."""
-
-    loader = ThreadLoader(range(8), num_workers=2, collate_fn=lambda samples: Payload())
-    batches = iter(loader)
-    for _ in range(3):
-        reference = weakref.ref(next(batches))
-        until(lambda: is_gone(reference))  # noqa: B023 - called before the next one
 
 
 BLOCKS = r"""

@@ -234,12 +234,13 @@ class HeldAfterError(GatedData):
         return super().__getitem__(index)
 
 
+@pytest.mark.parametrize("device", [None, "cuda"])
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_what_was_delivered_is_not_kept(backends, num_workers):
-    """Device memory is scarce: a batch that the loop dropped is gone. An error refers to the loop's
+def test_what_was_delivered_is_not_kept(backends, num_workers, device):
+    """A batch that the loop dropped is gone: device memory is scarce. An error refers to the loop's
     frames; an owner that kept it would keep the iterator."""
     data = HeldAfterError(4, held=2 if num_workers else None)
-    batches = iter(DataLoader(data, num_workers=num_workers, device="cuda"))
+    batches = iter(DataLoader(data, num_workers=num_workers, device=device))
     with pytest.raises(Boom, match="0") as raised:
         next(batches)
     batch = next(batches)

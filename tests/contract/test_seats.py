@@ -111,25 +111,36 @@ def test_samples_of_a_batch_are_asked_for_in_one_call(seat):
 
 
 class Opening(Rows):
-    """Opens something at its first sample; each sample names it."""
+    """Opens something at its first sample; each names it, and how its worker has begun."""
 
-    opened = None
+    begun = opened = None
 
     def __getitem__(self, index):
         self.opened = self.opened or uuid.uuid4().hex
-        return self.opened
+        return self.begun, self.opened
+
+
+def begin(number):
+    """A ``worker_init_fn``."""
+    info = get_worker_info()
+    info.dataset.begun = info.id, number, uuid.uuid4().hex
 
 
 @with_workers
 @both_lives
 def test_what_a_worker_opens_stays_open_as_long_as_it(seat, persistent):
-    """From epoch to epoch, if it persists; then it opens nothing again."""
-    loader = seat.loader(Opening(LENGTH), BATCH, collate_fn=as_list, persistent_workers=persistent)
-    first, second, third = (set(itertools.chain(*loader)) for _ in range(3))
-    if persistent:
-        assert len(first | second | third) <= seat.num_workers
-    else:
-        assert not second & third
+    """From epoch to epoch, if it persists; then it opens nothing again. ``worker_init_fn`` is
+    called once for each."""
+    options = {"worker_init_fn": begin, "persistent_workers": persistent}
+    loader = seat.loader(Opening(LENGTH), BATCH, collate_fn=as_list, **options)
+    epochs = [set(itertools.chain(*loader)) for _ in range(3)]
+    for part in (0, 1):
+        first, second, third = ({sample[part] for sample in epoch} for epoch in epochs)
+        if persistent:
+            assert len(first | second | third) <= seat.num_workers
+        else:
+            assert not second & third
+    assert {number - own for epoch in epochs for (own, number, _), _ in epoch} == {0}
 
 
 class Informed(Rows):
