@@ -68,7 +68,7 @@ def read_url_range(
 
     Raises: OSError: others come, because the server ignores ranges or the file is shorter.
     """
-    system, path = file_system(url, storage_options)
+    system, path = file_system(url, storage_options, is_repeated=True)
     if "::" in url:
         with system.open(path, "rb") as file:
             file.seek(first)

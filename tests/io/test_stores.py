@@ -268,6 +268,18 @@ def test_store_is_named_when_it_always_fails(fault, place, monkeypatch):
         num_before = place.num_gets
 
 
+def test_store_is_asked_for_a_sample_as_often_as_for_a_shard(bucket, tmp_path, monkeypatch):
+    """By us alone, not by its own client as well."""
+    monkeypatch.setattr("spdl_torch.io._retry.time.sleep", lambda seconds: None)
+    urls = put_shards(bucket, 1, 9, tmp_path)
+    source = TarShards(urls, index=True, retries=1, storage_options=bucket.options)
+    num_before, bucket.faults = bucket.num_gets, ["busy"] * 1000
+    with pytest.raises(OSError, match="reduce your request rate") as caught:
+        source[3]
+    assert f"reading {urls[0]!r} failed after 2 attempts" in text_of(caught.value)
+    assert bucket.num_gets == num_before + 2
+
+
 @pytest.mark.parametrize("way", ["config_kwargs", "environment"])
 def test_program_that_says_how_often_s3fs_tries_is_obeyed(way, bucket, monkeypatch):
     """Then that many requests are one attempt of ours, as the store's owner wants it."""
