@@ -29,6 +29,7 @@ import torch
 
 from ..loader.backends.dataset_copies import own_copy, own_function
 from ..locks import RLock
+from ..objects.generator_states import generators_kept
 from ..objects.kinds import GENERATORS, SEQUENCES, is_immutable, is_value
 from ..objects.members import Unfinished, members, text_of, walk
 from ..scopes import scope
@@ -183,6 +184,14 @@ def _same(a: Any, b: Any) -> bool:
     if isinstance(a, tuple) and isinstance(b, tuple):
         return a is b or (len(a) == len(b) and all(map(_same, a, b)))
     return a is b or (type(a) is type(b) and is_value(type(a)) and a == b)
+
+
+@scope
+def checking() -> Iterator[None]:
+    """Restore the generators after the block, in which more threads than cores are wanted."""
+    with generators_kept(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        yield
 
 
 def _settings_now() -> dict[str, Any]:

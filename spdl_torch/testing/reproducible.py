@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import random
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from itertools import islice, pairwise
 from typing import Any
 
@@ -23,11 +21,11 @@ from ..loader.rng.owned import (
     state_of,
 )
 from ..objects.copies import deep_copy
-from ..objects.generator_states import GeneratorStates, generators_kept
+from ..objects.generator_states import GeneratorStates
 from ..objects.kinds import GENERATORS
 from ..objects.members import text_of
 from ..scopes import scope
-from ._changes import reached
+from ._changes import checking, reached
 
 
 def assert_reproducible(
@@ -72,14 +70,11 @@ def assert_reproducible(
     def batches(loader: Iterable[Any]) -> list[list[Any]]:
         return [list(islice(loader, num_batches)) for _ in range(num_epochs)]
 
-    with generators_kept(), warnings.catch_warnings():
-        # More threads than cores are wanted here.
-        warnings.filterwarnings("ignore", message="This DataLoader will create")
+    with checking():
         seed_all(seed, 0)
         first = make_loader(num_workers[0])
         is_iterable = isinstance(getattr(first, "dataset", None), IterableDataset)
         drawn_by_sampler = set() if is_iterable else _drawn_by_sampler(first, num_batches)
-        what_changes = partial(_what_changes, num_batches, drawn_by_sampler)
         pairs = [(workers, num_workers[0]) for workers in num_workers[1:]]
         if is_iterable:
             pairs = [(workers, workers) for workers in num_workers]
@@ -94,10 +89,11 @@ def assert_reproducible(
             if difference is not None:
                 drawn = changed_since(before) - drawn_by_sampler
                 again = "again " if workers == reference else ""
+                reason = _reason(loader, drawn)
+                reason = reason or _what_changes(num_batches, drawn_by_sampler, make_loader)
                 raise AssertionError(
                     f"assert_reproducible: num_workers={workers} must {again}give the same batches "
-                    f"as num_workers={reference}, but {difference}. "
-                    f"{_reason(loader, drawn) or what_changes(make_loader)}"
+                    f"as num_workers={reference}, but {difference}. {reason}"
                 )
         if is_iterable and max(num_workers) > 1:
             _check_workers_differ(first)
@@ -141,9 +137,6 @@ def _what_changes(
 ) -> str:
     """Name the generator or the dataset's attribute that an epoch on this thread leaves changed:
     what workers in processes of their own do cannot be seen here."""
-    drawn: set[str] = set()
-    own: dict[str, Any] = {}
-    changed: list[str] = []
     try:
         loader = make_loader(0)
         dataset = getattr(loader, "dataset", None)
@@ -152,29 +145,28 @@ def _what_changes(
         before, generators = deep_copy(dataset), GeneratorStates.now()
         for _ in islice(loader, num_batches):
             pass
-        drawn = changed_since(generators) - drawn_by_sampler
-        changed = [path for path, digest in _digests(own).items() if digest != digests[path]]
-        path = path_of_difference(before, dataset)
-    except Exception:  # nothing can be said about a dataset that cannot be copied or compared
-        path = None
-    reason = _reason(None, drawn)
-    if reason is not None:
-        return reason
-    if changed:
-        return (
-            f"An epoch without workers changes {changed[0]} (another state of a "
-            f"{type(own[changed[0]]).__name__}): samples leave it to one another. Keep it as an "
-            "attribute of a transform, where the loader seeds it for each sample, or draw from "
-            "torch, random or numpy.random."
-        )
-    if path is not None:
-        place, _, what = path.removeprefix(" at ").partition(": ")
-        change = f" ({what})" if what else ""
-        return (
-            f"An epoch without workers changes dataset{place}{change}: samples leave it to one "
-            "another. Make it anew in each __getitem__, seeded by torch.randint() where it is a "
-            "generator."
-        )
+        reason = _reason(None, changed_since(generators) - drawn_by_sampler)
+        if reason is not None:
+            return reason
+        for path, digest in _digests(own).items():
+            if digest != digests[path]:
+                return (
+                    f"An epoch without workers changes {path} (another state of a "
+                    f"{type(own[path]).__name__}): samples leave it to one another. Keep it as an "
+                    "attribute of a transform, where the loader seeds it for each sample, or draw "
+                    "from torch, random or numpy.random."
+                )
+        difference = path_of_difference(before, dataset)
+        if difference is not None:
+            place, _, what = difference.removeprefix(" at ").partition(": ")
+            change = f" ({what})" if what else ""
+            return (
+                f"An epoch without workers changes dataset{place}{change}: samples leave it to one "
+                "another. Make it anew in each __getitem__, seeded by torch.randint() where it is "
+                "a generator."
+            )
+    except Exception:  # no more can be said about a dataset that cannot be copied or compared
+        pass
     return (
         "Nothing was drawn from the process's generators of random and numpy.random, and no "
         "attribute of the dataset changes. Look for generators that each sample makes without a "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import warnings
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
@@ -12,7 +11,8 @@ from typing import Any
 import torch
 
 from ..loader.differences import first_difference
-from ..objects.generator_states import GeneratorStates, generators_kept
+from ..objects.generator_states import GeneratorStates
+from ._changes import checking
 from .reproducible import seed_all
 
 _NUM_RESUMES = 3  # in one epoch, one after another
@@ -49,8 +49,7 @@ def assert_resume_exact(
     Raises: AssertionError: from which state, and which batch and sample differs.
     """
     make_resumed = make_resumed or make_loader
-    with generators_kept(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="This DataLoader will create")
+    with checking():
         seed_all(seed, 0)
         epochs, snapshots = _undisturbed(make_loader(), num_epochs)
         for epoch, position, state, generators in snapshots:

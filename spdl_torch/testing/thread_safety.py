@@ -22,7 +22,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from ..checks import check_whole
-from ..loader.backends.dataset_copies import own_copy, rebound
+from ..loader.backends.dataset_copies import own_copy
 from ..loader.backends.worker_thread import acting_as_worker
 from ..loader.dataloader import DataLoader
 from ..loader.differences import differing_batch
@@ -33,12 +33,12 @@ from ..loader.rng.owned import OwnedGenerators
 from ..loader.rng.streams import SampleStreams
 from ..locks import RLock
 from ..objects.copies import deep_copy
-from ..objects.generator_states import generators_kept
 from ..progress_bar import ProgressBar
 from ..scopes import scope
 from ._changes import (
     SharedObjects,
     changed_settings,
+    checking,
     is_library,
     is_ours,
     put_back,
@@ -117,12 +117,9 @@ def assert_thread_safe(
         isolation="thread",
         seed=seed,
     )
-    with generators_kept(), warnings.catch_warnings():
-        # More threads than cores are wanted here.
-        warnings.filterwarnings("ignore", message="This DataLoader will create")
+    with checking(), settings_kept() as process:
         both_ways = _BothWays(make_loader, make_loader(), num_batches, seed)
-        with settings_kept() as process:
-            _compare(both_ways, num_rounds, process)
+        _compare(both_ways, num_rounds, process)
 
 
 def _compare(both_ways: _BothWays, num_rounds: int, process: dict[str, Any]) -> None:
@@ -280,8 +277,7 @@ def _private_copy(
     own = _deep_copy(dataset, memo)
     if own is dataset:
         own = _copy_by_attributes(dataset, memo)
-    bound = rebound(collate_fn, dataset, own)
-    return own, _deep_copy(collate_fn, memo) if bound is collate_fn else bound
+    return own, _deep_copy(collate_fn, memo)  # which knows the dataset's copy
 
 
 def _deep_copy(value: Any, memo: dict[int, Any]) -> Any:
