@@ -171,16 +171,6 @@ class Decision:
         return f"{self.stage}: {self.from_count} -> {self.to_count}, {rates}: {self.reason}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
-    """The changes to make now."""
-
-    counts: Mapping[str, int]
-    """New concurrency by stage."""
-    decisions: tuple[Decision, ...]
-    """The decisions about earlier steps, or the reason why there is no step."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Trial:
     bottleneck: str
@@ -212,8 +202,9 @@ class Tuner:
         """Whether nothing is left to gain; the tuner then watches for changes."""
         return self._resting is not None
 
-    def step(self, window: Window) -> Step:
-        """Return what to do after a window without a change."""
+    def step(self, window: Window) -> tuple[dict[str, int], list[Decision]]:
+        """Return what to do after a window without a change: new concurrency by stage; and the
+        decisions about earlier steps, or the reason why there is no step."""
         self._decisions = []
         counts: dict[str, int] = {}
         if self._warm_up:
@@ -225,7 +216,7 @@ class Tuner:
                 counts = self._rest(*self._resting, window)
             else:
                 counts = self._propose(window)
-        return Step(counts=counts, decisions=tuple(self._decisions))
+        return counts, self._decisions
 
     def _propose(self, window: Window) -> dict[str, int]:
         bottleneck, why = self._bottleneck(window)

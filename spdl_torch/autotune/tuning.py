@@ -149,15 +149,15 @@ class TuningState:
             probes=probes_between(self._probes_before, probe_counters()),
             memory_bytes=tuned.memory_in_flight(),
         )
-        step = self.tuner.step(window)
-        for name, count in step.counts.items():
+        counts, decisions = self.tuner.step(window)
+        for name, count in counts.items():
             self.found[name] = count
             tuned.set_count(name, count)
-        for decision in step.decisions:
+        for decision in decisions:
             self._report(decision, tuned.recorder)
-        if step.decisions and self.tuner.is_settled:
+        if decisions and self.tuner.is_settled:
             self.log_settings(tuned.settings())
-        self._restart(skip=int(bool(step.counts)))
+        self._restart(skip=int(bool(counts)))
 
     def begin_run(self) -> None:
         """Begin anew if the last run was left before its end, so that its figures lack a part."""

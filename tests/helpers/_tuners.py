@@ -7,7 +7,7 @@ import random
 import pytest
 
 from spdl_torch.autotune import PerfParams, tuning
-from spdl_torch.autotune.tuner import Decision, Step
+from spdl_torch.autotune.tuner import Decision
 
 
 def auto(options):
@@ -40,7 +40,7 @@ class RandomTuner:
             )
             for stage in free
         )
-        return Step(counts=counts, decisions=decisions)
+        return counts, decisions
 
 
 @pytest.fixture

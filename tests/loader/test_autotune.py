@@ -110,9 +110,9 @@ def tune(model, bounds, windows=40):
     tuner, decisions = Tuner(bounds, warm_up=0), []
     free = [s.name for s in model.stages if s.is_free]
     for number in range(1, windows + 1):
-        step = tuner.step(model.window())
-        model.counts.update(step.counts)
-        decisions += step.decisions
+        counts, found = tuner.step(model.window())
+        model.counts.update(counts)
+        decisions += found
         assert sum(model.counts[name] for name in free) <= max(model.most(bounds), len(free))
         assert all(model.counts[name] >= 1 for name in free)
         if tuner.is_settled:
@@ -178,23 +178,21 @@ def test_source_is_named_when_no_stage_is_busy():
     stats = PipelineStats(2_000_000_000, 1_900_000_000, (idle,))
     window = Window(stats=stats, num_items=40, tunable={"s"})
     tuner = Tuner(Bounds(threads=8, cores=8), warm_up=0)
-    assert not tuner.step(window).decisions  # a window or two may be an exception
-    assert not tuner.step(window).decisions
-    step = tuner.step(window)
-    assert [d.reason for d in step.decisions] == ["source"]
-    assert not step.counts
+    assert tuner.step(window) == tuner.step(window) == ({}, [])  # it may be an exception
+    counts, decisions = tuner.step(window)
+    assert [d.reason for d in decisions] == ["source"]
+    assert not counts
 
 
 def test_step_that_does_not_gain_is_taken_back():
     """And its stage is left alone."""
     model = Model([ModelStage("slow", 0.05, at_most=2)], counts={"slow": 2})
     tuner = Tuner(Bounds(threads=32, cores=1000), warm_up=0)
-    step = tuner.step(model.window())
-    assert step.counts == {"slow": 3}
-    model.counts.update(step.counts)
-    step = tuner.step(model.window())
-    assert step.counts == {"slow": 2}
-    (decision,) = step.decisions
+    counts, _ = tuner.step(model.window())
+    assert counts == {"slow": 3}
+    model.counts.update(counts)
+    counts, (decision,) = tuner.step(model.window())
+    assert counts == {"slow": 2}
     assert decision.as_details() | {"t": 0} == {
         "t": 0,
         "stage": "slow",
@@ -222,12 +220,12 @@ def test_step_that_takes_too_much_memory_is_undone():
     """However much it gains: the threads that it added keep more in flight than was known."""
     model = Model([ModelStage("slow", 0.05)], counts={"slow": 4}, bytes_per_thread=100)
     tuner = Tuner(Bounds(threads=64, cores=64, memory_bytes=1000), warm_up=0)
-    model.counts.update(tuner.step(model.window()).counts)
+    model.counts.update(tuner.step(model.window())[0])
     assert model.counts == {"slow": 6}
     model.bytes_per_thread = 200
-    step = tuner.step(model.window())
-    assert step.counts == {"slow": 4}
-    assert [d.reason for d in step.decisions] == ["memory"]
+    counts, decisions = tuner.step(model.window())
+    assert counts == {"slow": 4}
+    assert [d.reason for d in decisions] == ["memory"]
 
 
 def test_it_looks_again_when_the_data_changes():
@@ -238,9 +236,9 @@ def test_it_looks_again_when_the_data_changes():
     model.stages[0].seconds = 0.08
     reasons = []
     for _ in range(20):
-        step = tuner.step(model.window())
-        model.counts.update(step.counts)
-        reasons += [d.reason for d in step.decisions]
+        counts, decisions = tuner.step(model.window())
+        model.counts.update(counts)
+        reasons += [d.reason for d in decisions]
     assert reasons[0] == "drift"
     assert model.window().stats.consumer_wait_ratio <= 0.06
 
