@@ -321,11 +321,7 @@ def test_pipeline_dataset_hands_items_over(backends, device):
 
 def test_pipeline_dataset_fails_when_the_device_is_full(backends, monkeypatch):
     """Not one item is dropped for that."""
-
-    def full(*_):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(LazyBackend, "empty", full)
+    monkeypatch.setattr(LazyBackend, "out_of_memory", True)
     with pytest.raises(PipelineFailure, match="transfer") as caught:
         list(dataset_to("cuda"))
     assert isinstance(caught.value.exceptions[0], torch.OutOfMemoryError)

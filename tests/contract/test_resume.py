@@ -86,17 +86,6 @@ def test_a_stateful_iterable_makes_nothing_twice():
     assert worker["num_after"] <= 16, "it was asked at least once"
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_iterables_keep_their_number_of_workers(num_workers):
-    """They divide themselves by it."""
-    loader = DataLoader(DrawnStream(20), **ON_THREADS)
-    next(iter(loader))
-    again = resumed(DataLoader(DrawnStream(20), num_workers=num_workers), loader.state_dict())
-    match = f"with num_workers=2, this one has num_workers={num_workers}"
-    with pytest.raises(ValueError, match=match):
-        iter(again)
-
-
 SAMPLERS = {"torch": DistributedSampler, "ours": spdl_torch.DistributedSampler}
 
 
@@ -296,15 +285,6 @@ def test_a_field_that_every_state_has_is_not_left_out(dataset):
             damaged = {name: worker[name] for name in worker if name != left_out}
             with pytest.raises(ValueError, match=rf"workers\[{number}\]\.{left_out} is missing"):
                 loader.load_state_dict({**state, "workers": [damaged]})
-
-
-def test_a_generator_that_was_there_must_be_there():
-    """Otherwise the order would be another, and nobody would notice."""
-    loader = DataLoader(Drawn(8), shuffle=True, generator=generator())
-    next(iter(loader))
-    again = resumed(DataLoader(Drawn(8), shuffle=True), loader.state_dict())
-    with pytest.raises(ValueError, match=r"2 generator\(s\), this loader and its samplers have 1"):
-        iter(again)
 
 
 @pytest.mark.parametrize("workers", [{}, {"num_workers": 1, "isolation": "thread"}])

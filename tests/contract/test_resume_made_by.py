@@ -137,15 +137,30 @@ def test_batches_that_came_ahead_keep_their_size():
         iter(loader)
 
 
-def test_an_iterables_state_is_not_a_map_style_datasets():
-    """Nor the other way round."""
-    of_stream = state_of(NONE, Live(24), {"batch_size": 4})
-    loader = resumed(DataLoader(rows(), batch_size=4), of_stream)
-    with pytest.raises(ValueError, match="workers: the state is of an iterable dataset, list is"):
-        iter(loader)
-    loader = resumed(DataLoader(Live(24), batch_size=4), state_of(NONE, rows(), {"batch_size": 4}))
-    with pytest.raises(ValueError, match="workers: the state is of a map-style dataset, Live is"):
-        iter(loader)
+ON_TWO = {"num_workers": 2, "isolation": "thread"}
+
+
+@pytest.mark.parametrize(
+    ("saved", "other", "told"),
+    [
+        ((Live, {}), (rows, {}), "workers: the state is of an iterable dataset, list is"),
+        ((rows, {}), (Live, {}), "workers: the state is of a map-style dataset, Live is"),
+        ((Live, ON_TWO), (Live, {}), "with num_workers=2, this one has num_workers=0"),
+        ((Live, ON_TWO), (Live, {"num_workers": 1}), "=2, this one has num_workers=1"),
+        (
+            (rows, {"shuffle": True, "generator": torch.Generator()}),
+            (rows, {"shuffle": True}),
+            r"2 generator\(s\), this loader and its samplers have 1",
+        ),
+    ],
+)
+def test_state_of_a_loader_of_another_kind_is_refused(saved, other, told):
+    """Iterables divide themselves by the number of workers; without the generator the order would
+    be another, and nobody would notice."""
+    (make, options), (make_other, others) = saved, other
+    state = state_of(NONE, make(), options)
+    with pytest.raises(ValueError, match=told):
+        iter(resumed(DataLoader(make_other(), **others), state))
 
 
 class OwnOrder(Sampler):
