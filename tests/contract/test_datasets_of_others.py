@@ -4,7 +4,6 @@ repositories, and those of other libraries.
 The libraries are not dependencies: ``tox -e libraries`` installs them, and runs these tests.
 """
 
-import decimal
 import io
 import multiprocessing
 import tarfile
@@ -14,10 +13,9 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
-from _datasets import Drawing
 from _idioms import IDIOMS, SIMPLE, Idiom, samples_of
 from _inside import placement_of
-from _loader_helpers import as_list, library, torch_loader
+from _loader_helpers import library, torch_loader
 from PIL import Image
 from torch.utils.data import ConcatDataset
 
@@ -44,11 +42,11 @@ def simple_ones(folder):
     return Idiom(dataset=ConcatDataset(datasets))
 
 
-def load(loader_type, make, folder, **options):
+def load(loader_type, make, folder):
     """The samples of two epochs, by batch; and what of a worker's settings reached this process."""
     folder.mkdir()
     idiom = make(folder)
-    options = {"batch_size": 8, "num_workers": 2, **options, **idiom.options}
+    options = {"batch_size": 8, "num_workers": 2, **idiom.options}
     with generators_kept(), settings_kept() as settings:
         loader = loader_type(idiom.dataset, **options)
         epochs = [[samples_of(batch) for batch in loader] for _ in range(2)]
@@ -68,21 +66,6 @@ def test_idiom_is_right_where_torchs_is(make, tmp_path):
     dataset = make(tmp_path).dataset
     for each in getattr(dataset, "datasets", [dataset]):
         assert placement_of(DataLoader(each, num_workers=2)).num_processes == 2
-
-
-def test_threads_take_over_what_the_program_set_for_its_own():
-    """Context variables, which new threads do not have by themselves."""
-    data = Drawing(lambda: decimal.getcontext().prec, 8)
-    with decimal.localcontext() as context:
-        context.prec = 40
-        loader = DataLoader(data, num_workers=2, isolation="thread", collate_fn=as_list)
-        assert list(loader) == [[40]] * 8
-
-
-def test_signals_need_a_process_of_their_own(tmp_path):
-    """Its handlers are set by its main thread alone."""
-    with pytest.raises(ValueError, match="signal only works in main thread"):
-        load(DataLoader, IDIOMS["TimeLimit"], tmp_path / "x", isolation="thread")
 
 
 N = 96

@@ -3,6 +3,7 @@ reach user code as they reach a worker that torch forks."""
 
 from __future__ import annotations
 
+import decimal
 import functools
 import json
 import random
@@ -162,7 +163,8 @@ def look(index: int) -> Any:
     weight = torch.ones(2, 2, requires_grad=True)
     product = weight @ weight
     is_half = product.dtype is torch.bfloat16
-    return index, torch.zeros(1).item(), is_half, product.requires_grad, product.detach()
+    precision = decimal.getcontext().prec
+    return index, torch.zeros(1).item(), is_half, product.requires_grad, precision, product.detach()
 
 
 MODES = {
@@ -171,6 +173,7 @@ MODES = {
     "inference_mode": torch.inference_mode,
     "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
     "function mode": OnesForZeros,
+    "context variable": lambda: decimal.localcontext(prec=40),
 }
 
 
@@ -184,7 +187,8 @@ def of_torch(mode: str) -> str:
 @in_seats(NONE, THREADS, FORKED)
 @pytest.mark.parametrize("mode", MODES)
 def test_modes_are_those_of_the_thread_that_begins_the_epoch(seat: Any, mode: Any) -> None:
-    """As in torch's forked workers; what is made under inference mode can be used outside it."""
+    """As in torch's forked workers, and so are context variables, which new threads do not have by
+    themselves; what is made under inference mode can be used outside it."""
     loader = seat.loader(Made(look, 8), batch_size=2)
     with MODES[mode]():
         batches = list(loader)
@@ -192,7 +196,7 @@ def test_modes_are_those_of_the_thread_that_begins_the_epoch(seat: Any, mode: An
     assert repr(batches) == of_torch(mode)
     assert again == [] or again[0][1].sum() == 0, "each epoch has its own"
     if not seat.are_processes and seat.num_workers:
-        torch.ones(2, 2, requires_grad=True).mul(batches[0][4]).sum().backward()
+        torch.ones(2, 2, requires_grad=True).mul(batches[0][5]).sum().backward()
 
 
 class LastWord:
