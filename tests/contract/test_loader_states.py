@@ -241,7 +241,7 @@ def test_loader_and_copies_of_it_want_states_apart():
 
 @pytest.mark.parametrize(
     ("kind", "has_generator", "seed", "stop"),
-    product(("none", "persistent"), (False, True), (None, 4), (None, 2)),
+    [*product(("none", "persistent"), (False, True), (None, 4), (None, 2))],
 )
 def test_epoch_named_after_a_load_is_the_one_that_would_have_come(kind, has_generator, seed, stop):
     """A loop over epochs with a DistributedSampler names each before it begins: resumed between two
