@@ -181,9 +181,11 @@ def test_call_that_cannot_be_meant_is_refused(paths, call, error, match):
         call(paths[0])
 
 
-def test_sizes_of_numpy_are_ints(paths):
-    """Whatever has an index."""
+def test_what_numpy_holds_is_taken(paths):
+    """Sizes, as whatever has an index, and paths, as those of a table."""
     assert load_image(paths[0], np.int64(6), torch.tensor(5)).shape == (3, 5, 6)
+    names = np.array([str(path) for path in paths])
+    assert len(load_image_batch(names, width=6, height=5)) == len(paths)
 
 
 @pytest.fixture

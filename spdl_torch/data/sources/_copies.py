@@ -11,8 +11,9 @@ from time import perf_counter_ns, time_ns
 from typing import Any, BinaryIO
 
 from spdl_torch.engine.shared import lock_held_at_forks
-from spdl_torch.io._cache.folders import NO_ROOM, is_at, locked, open_in, open_own_folder
 from spdl_torch.scopes import scope
+
+from ...io._cache.folders import NO_ROOM, Descriptor, is_at, locked, open_in, open_own_folder
 
 _logger = logging.getLogger("spdl_torch.data")
 
@@ -63,29 +64,16 @@ class ShardCopies:
 
         Raises: what opening and reading the shard raises; InterruptedError: it has been stopped.
         """
-        shard, version = f"{stamp[0]:016x}", stamp[1]
+        began_ns, shard, version = perf_counter_ns(), f"{stamp[0]:016x}", stamp[1]
         name = f"{shard}-{version or 0:016x}.tar"
-        began_ns, was_there = perf_counter_ns(), True
         try:
             folder = open_own_folder(os.path.join(self.folder, "shards"))
-            while True:
-                if version is None:
-                    name = [name, *(each for each in _copies_in(folder) if each[:16] == shard)][-1]
-                with contextlib.suppress(FileNotFoundError):
-                    file = open_in(folder, name, 0)
-                    if was_there and num_bytes and os.fstat(file).st_size < num_bytes:
-                        os.unlink(name, dir_fd=folder)
-                        raise FileNotFoundError(name)
-                    os.utime(file, ns=(now := time_ns(), now))  # two may be of one tick otherwise
-                    if may_stop is None and was_there:
-                        self._count(found=1)
-                    elif may_stop is None:
-                        self._count(awaited=1, wait_ms=(perf_counter_ns() - began_ns) // 1_000_000)
-                    return open(os.dup(file), "rb", BUFFER_BYTES)
-                was_there = False
-                if self._is_full:
-                    return None
+            if version is None:
+                name = [name, *(each for each in _copies_in(folder) if each[:16] == shard)][-1]
+            there = file = _opened(folder, name, num_bytes or 0)
+            while file is None and not self._is_full:
                 self._download(download, folder, f"{shard}.part", name, may_stop)
+                file = _opened(folder, name)
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
@@ -95,6 +83,14 @@ class ShardCopies:
                 )
             self._is_full = True
             return None
+        if file is None:
+            return None
+        os.utime(file, ns=(now := time_ns(), now))  # two may be of one tick otherwise
+        if may_stop is None and there is not None:
+            self._count(found=1)
+        elif may_stop is None:
+            self._count(awaited=1, wait_ms=(perf_counter_ns() - began_ns) // 1_000_000)
+        return open(os.dup(file), "rb", BUFFER_BYTES)
 
     def counts(self) -> dict[str, int]:
         """Return what this process has counted, by the names of a loader's ``data``."""
@@ -161,6 +157,16 @@ class ShardCopies:
                     self._count(removed=1)
                 copies[name] = 0
             yield
+
+
+def _opened(folder: int, name: str, num_bytes: int = 0) -> Descriptor | None:
+    """Open a copy; None = it is not there, or has fewer bytes, and is removed."""
+    with contextlib.suppress(FileNotFoundError):
+        file = open_in(folder, name, 0)
+        if os.fstat(file).st_size >= num_bytes:
+            return file
+        os.unlink(name, dir_fd=folder)
+    return None
 
 
 def _copies_in(folder: int) -> dict[str, int]:

@@ -236,7 +236,7 @@ def _check_request(
             f"{crop!r}. For one box pass lambda height, width: Crop(top, left, height, width)."
         )
     check_batch(srcs, where)
-    if not srcs:
+    if not len(srcs):
         raise ValueError("srcs must hold at least one image, got none.")
 
 
