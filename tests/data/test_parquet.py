@@ -334,31 +334,24 @@ def test_batches_own_their_memory(folder):
     assert torch.equal(next(iter(source))["x"], kept)
 
 
-def test_pictures_of_hugging_face_are_decoded_as_they_are(tmp_path):
+def test_pictures_and_sounds_of_hugging_face_are_decoded_as_they_are(tmp_path):
     """From their bytes or, where only that is stored, from their path."""
     picture = torch.arange(48, dtype=torch.uint8).view(3, 4, 4)
-    path = tmp_path / "a.png"
-    Image.fromarray(picture.permute(1, 2, 0).numpy()).save(path)
-    stored = [{"bytes": path.read_bytes(), "path": "a.png"}, {"bytes": None, "path": str(path)}]
-    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    pq.write_table(pa.table({"image": pa.array(stored, kind)}), tmp_path / "a.parquet")
-    for row in Parquet(tmp_path / "a.parquet"):
-        assert torch.equal(decode_image(row["image"]), picture)
-    with pytest.raises(TypeError, match="neither bytes nor a path"):
-        decode_image({"bytes": None, "path": None})
-
-
-def test_sounds_of_hugging_face_are_decoded_as_they_are(tmp_path):
-    """From their bytes or, where only that is stored, from their path."""
-    pytest.importorskip("av")
-    path = tmp_path / "a.wav"
-    with wave.open(str(path), "wb") as out:
+    image, audio = tmp_path / "a.png", tmp_path / "a.wav"
+    Image.fromarray(picture.permute(1, 2, 0).numpy()).save(image)
+    with wave.open(str(audio), "wb") as out:
         out.setparams((1, 2, 8000, 0, "NONE", ""))
         out.writeframes(np.arange(80, dtype="<i2").tobytes())
-    stored = [{"bytes": path.read_bytes(), "path": "a.wav"}, {"bytes": None, "path": str(path)}]
-    pq.write_table(pa.table({"audio": stored}), tmp_path / "a.parquet")
+    stored = {
+        path.suffix: [{"bytes": path.read_bytes(), "path": "a"}, {"bytes": None, "path": str(path)}]
+        for path in (image, audio)
+    }
+    pq.write_table(pa.table(stored), tmp_path / "a.parquet")
     for row in Parquet(tmp_path / "a.parquet"):
-        assert torch.equal(load_audio(row["audio"]), torch.arange(80)[None] / 2**15)
+        assert torch.equal(decode_image(row[".png"]), picture)
+        assert torch.equal(load_audio(row[".wav"]), torch.arange(80)[None] / 2**15)
+    with pytest.raises(TypeError, match="neither bytes nor a path"):
+        decode_image({"bytes": None, "path": None})
 
 
 @pytest.mark.parametrize(

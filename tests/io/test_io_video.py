@@ -13,7 +13,7 @@ import torch
 from _videos import KINDS, Kind, write_video
 from av.stream import Disposition
 
-from spdl_torch.errors import UnsupportedOptionError
+from spdl_torch.errors import DecodeError, UnsupportedOptionError
 from spdl_torch.io import (
     convert_frames,
     decode_packets,
@@ -24,7 +24,9 @@ from spdl_torch.io import (
     load_clip,
     load_clip_batch,
     load_video,
+    random_clip,
     sample_decode_video,
+    strided_frames,
     to_torch,
     uniform_frames,
 )
@@ -274,6 +276,10 @@ def filtered(description):
     return lambda: load_video(EXAMPLE, filter_desc=description)
 
 
+def clip_of(moments, **options):
+    return lambda: load_clip(EXAMPLE, lambda info: moments, **options)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "match"),
     [
@@ -309,6 +315,17 @@ def filtered(description):
         (partial(load_clip, EXAMPLE, [0.1]), TypeError, r"load_clip: sampler must be a function"),
         (partial(load_clip_batch, "a.mp4", uniform_frames(2)), TypeError, "list of sources, got"),
         (lambda: convert_frames([]), ValueError, "at least one"),
+        (clip_of([]), ValueError, "at least one finite moment"),
+        (clip_of([float("nan")]), ValueError, "finite"),
+        (clip_of([100.0]), DecodeError, "<bytes>: no frame at 100 s, the video ends at 1.6 s"),
+        (clip_of([0], width=0), ValueError, "width and height must be"),
+        (clip_of([0], resize="bicubic"), ValueError, "resize must be"),
+        (clip_of([0], pix_fmt="gray8"), UnsupportedOptionError, "pix_fmt must be 'rgb24'"),
+        (lambda: uniform_frames(0), ValueError, "num_frames must be >= 1"),
+        (lambda: uniform_frames(3, (2, 1)), ValueError, "window must be"),
+        (lambda: random_clip(3, 0), ValueError, "seconds must be > 0"),
+        (lambda: strided_frames(3, 0), ValueError, "stride must be >= 1"),
+        (lambda: strided_frames(3, 1, -1), ValueError, "start must be >= 0"),
     ],
 )
 def test_call_that_cannot_be_meant_is_refused(call, error, match):

@@ -12,7 +12,7 @@ import torch
 from _videos import KINDS, REAL, decode_plainly, write_video
 from hypothesis import given, settings, strategies as st
 
-from spdl_torch.errors import DecodeError, UnsupportedOptionError
+from spdl_torch.errors import DecodeError
 from spdl_torch.io import (
     VideoInfo,
     demux_video,
@@ -70,32 +70,6 @@ def test_sizes_of_clips():
             write_video(KINDS["rotated"]), uniform_frames(2), resize=resize, width=24
         )
         assert turned.frames.shape == (2, 32, 24, 3)
-
-
-def clip_of(moments, **options):
-    return lambda: load_clip(EXAMPLE, lambda info: moments, **options)
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "match"),
-    [
-        (clip_of([]), ValueError, "at least one finite moment"),
-        (clip_of([float("nan")]), ValueError, "finite"),
-        (clip_of([100.0]), DecodeError, "<bytes>: no frame at 100 s, the video ends at 1.6 s"),
-        (clip_of([0], width=0), ValueError, "width and height must be"),
-        (clip_of([0], resize="bicubic"), ValueError, "resize must be"),
-        (clip_of([0], pix_fmt="gray8"), UnsupportedOptionError, "pix_fmt must be 'rgb24'"),
-        (lambda: uniform_frames(0), ValueError, "num_frames must be >= 1"),
-        (lambda: uniform_frames(3, (2, 1)), ValueError, "window must be"),
-        (lambda: random_clip(3, 0), ValueError, "seconds must be > 0"),
-        (lambda: strided_frames(3, 0), ValueError, "stride must be >= 1"),
-        (lambda: strided_frames(3, 1, -1), ValueError, "start must be >= 0"),
-    ],
-)
-def test_call_that_cannot_be_meant_is_refused(call, error, match):
-    """With what it should be."""
-    with pytest.raises(error, match=match):
-        call()
 
 
 def test_samplers_ask_for_what_they_say():
