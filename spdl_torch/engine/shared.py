@@ -1,5 +1,5 @@
-"""State that several threads share, correct with a GIL and without one; and callables that happen
-once, or that do not keep alive what they are for.
+"""State that several threads share, correct with a GIL and without one; and callables that do not
+keep alive what they are for.
 
 ``SharedCounter`` and ``LiveObjects`` are for the life of the process.
 """
@@ -121,18 +121,6 @@ class Loans(Generic[T]):
     def lent(self) -> list[T]:
         """Return those that nobody has taken back, without those that were given back."""
         return [value for _, value in self._out.copy().values()]
-
-
-class Once:
-    """A call that happens once, however often it is made."""
-
-    def __init__(self, call: Callable[[], object]) -> None:
-        self._call: Callable[[], object] | None = call
-
-    def __call__(self) -> None:
-        call, self._call = self._call, None
-        if call is not None:
-            call()
 
 
 def weakly(method: Any) -> Callable[..., None]:

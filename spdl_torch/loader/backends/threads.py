@@ -11,12 +11,11 @@ import itertools
 import logging
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, cast
 
 from ...engine.channel import Channel, ChannelClosed, warn_when_stalled
 from ...engine.failures import text_of
-from ...engine.shared import Once
 from ...locks import RLock
 from ...machine.probes import join_probing, start_probing, stop_probing
 from ...objects.generator_states import generators_kept
@@ -214,7 +213,7 @@ class Threads(Crew):
         Whatever goes wrong, nobody waits for ever: ``say_ready`` releases the trainer in
         ``_start_threads``, and closing the epoch releases it in ``get``.
         """
-        say_ready = Once(partial(ready.put, None))
+        say_ready = cache(partial(ready.put, None))  # is said once
         try:
             use_one_intra_op_thread()
             Worker(

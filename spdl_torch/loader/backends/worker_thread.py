@@ -71,7 +71,7 @@ class Worker:
         self._streams = SampleStreams(spec.base_seed, number)
         self._has_begun = False
 
-    def serve(self, say_ready: Callable[[], None], is_surplus: Callable[[], bool]) -> None:
+    def serve(self, say_ready: Callable[[], object], is_surplus: Callable[[], bool]) -> None:
         """Work on epoch after epoch, until the channel that delivers them is closed. A worker that
         could not start answers its jobs with the reason, which ends the epoch.
 
