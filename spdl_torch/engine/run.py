@@ -343,10 +343,21 @@ class Run:
         """Join all threads but the source's. The loop's ends with those that need it, unless Ctrl-C
         came before they began; by its name, as nobody may know its thread then."""
         loop = [each for each in self._threads.threads() if each.name == f"spdl-{LOOP_NAME}"]
-        if loop and not self._threads.join(timeout, without=[*self.source.threads, *loop]):
+        if not self._threads.join(timeout, without=[*self.source.threads, *loop]):
             return False
+        self._leave_hooks()
         self.loop.end()
-        return self._threads.join(timeout, without=self.source.threads)
+        return not loop or self._threads.join(timeout, without=self.source.threads)
+
+    def _leave_hooks(self) -> None:
+        """Leave what the last thread of a part has not left, as a start that failed, or that Ctrl-C
+        cut off, did not begin all of its threads. None of them is there."""
+        left = [stage.hooks for stage in self.stages]
+        for hooks in left if self.source.threads else [self.source.hooks, *left]:
+            try:
+                hooks.leave()
+            except Exception as error:
+                self.fail("a stage hook raised", [error])
 
     def _check_process(self) -> None:
         if not self._threads.is_here:

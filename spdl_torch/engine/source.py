@@ -35,12 +35,12 @@ class Source:
         """Its one thread, set by the run, which does not wait for it when it stops."""
         self._run = run
         self._ring = run.recorder.new_ring(self.spec.name, 0, role="source")
-        self._hooks = StageHooks([], self.spec.name, run.loop)
+        self.hooks = StageHooks([], self.spec.name, run.loop)
         self._cancel: Callable[[], object] | None = None  # of an asynchronous pass
 
     def enter(self, *queues: StatsQueue) -> None:
         """Enter the hooks of its queues, before the thread starts."""
-        self._hooks.enter(queues)
+        self.hooks.enter(queues)
 
     def request_stop(self) -> None:
         """End an ``await`` of an asynchronous source. Never blocks."""
@@ -64,7 +64,7 @@ class Source:
             # Before the queue ends: a hook that raises has to fail the run while the consumer can
             # still learn of it.
             try:
-                self._hooks.leave()
+                self.hooks.leave()
             except Exception as error:
                 self._run.fail("a queue's stage_hook raised", [error])
             queue.finish()
