@@ -17,7 +17,7 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)(::|://)")
 _S3FS_RETRIES = 5
 """Its attempts unless a program sets ``S3FileSystem.retries``; it has no option for them."""
 
-_ONCE = RetryPolicy(0)
+_policy = RetryPolicy()  # of reads without options
 
 # pip's names of the packages whose modules have another name.
 _PIP_NAMES = {"smbclient": "smbprotocol", "libarchive": "libarchive-c"}
@@ -36,9 +36,9 @@ def is_url(source: str | os.PathLike[str]) -> bool:
     return match[1] in fsspec.registry or match[1] in fsspec.available_protocols()
 
 
-def read_url(url: str, storage_options: Mapping[str, Any] | None = None) -> bytes:
-    """Read the whole content in one attempt; errors as :func:`file_system`, with a note."""
-    return _ONCE.repeat(lambda: _fetch(url, storage_options, is_repeated=False), url)
+def read_url(url: str) -> bytes:
+    """Read the whole content, as a :class:`Reader` does by default. Errors as its own."""
+    return _policy.repeat(lambda: _fetch(url, None), url)
 
 
 def kept_copy(url: str) -> BinaryIO | None:
@@ -47,11 +47,11 @@ def kept_copy(url: str) -> BinaryIO | None:
     return None if opens is None else opens()
 
 
-def _fetch(url: str, storage_options: Mapping[str, Any] | None, *, is_repeated: bool) -> bytes:
+def _fetch(url: str, storage_options: Mapping[str, Any] | None) -> bytes:
     if (copy := kept_copy(url)) is not None:
         with copy:
             return copy.read()
-    system, path = file_system(url, storage_options, is_repeated=is_repeated)
+    system, path = file_system(url, storage_options)
     if "::" in url:  # caches implement open() themselves, other calls less reliably
         with system.open(path, "rb") as file:
             return cast("bytes", file.read())
@@ -68,7 +68,7 @@ def read_url_range(
 
     Raises: OSError: others come, because the server ignores ranges or the file is shorter.
     """
-    system, path = file_system(url, storage_options, is_repeated=True)
+    system, path = file_system(url, storage_options)
     if "::" in url:
         with system.open(path, "rb") as file:
             file.seek(first)
@@ -92,27 +92,24 @@ def glob_url(pattern: str, storage_options: Mapping[str, Any] | None = None) -> 
         system, path = file_system(pattern, storage_options)
         return cast("dict[str, dict[str, Any]]", system.glob(path, detail=True))
 
-    found = _ONCE.repeat(glob, pattern)
+    found = _policy.repeat(glob, pattern)
     protocol = cast("re.Match[str]", _URL.match(pattern))[1]
     names = [name for name, info in found.items() if info.get("type") != "directory"]
     return [name if is_url(name) else f"{protocol}://{name}" for name in names]
 
 
-def file_system(
-    url: str, storage_options: Mapping[str, Any] | None, *, is_repeated: bool = False
-) -> tuple[Any, str]:
-    """Return fsspec's file system and the path in it.
+def file_system(url: str, storage_options: Mapping[str, Any] | None) -> tuple[Any, str]:
+    """Return fsspec's file system and the path in it. It does not repeat what fails, as all callers
+    do, unless its options say how often.
 
     storage_options: arguments of fsspec's file system, such as ``{"anon": True}`` for ``s3://``.
-    is_repeated: the caller repeats what fails, so the file system does not do so by itself unless
-        its options say how often.
     Raises: ImportError: the protocol needs a package that is not installed; ValueError: an unknown
         protocol; whatever else the file system raises.
     """
     import fsspec
 
     options = dict(storage_options or {})
-    is_once = is_repeated and _repeats_unasked(url, options)
+    is_once = _repeats_unasked(url, options)
     if is_once:
         once = {"retries": {"max_attempts": 0}}  # of botocore; besides, s3fs has its own
         options["config_kwargs"] = {**(options.get("config_kwargs") or {}), **once}
@@ -199,6 +196,6 @@ class Reader:
 
     def _read(self, name: str) -> bytes:
         if is_url(name):
-            return _fetch(name, self._options, is_repeated=True)
+            return _fetch(name, self._options)
         with open(name, "rb", buffering=0) as file:  # one read, straight into the result
             return file.readall()

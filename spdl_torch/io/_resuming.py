@@ -34,6 +34,8 @@ _BLOCK_BYTES = 8 << 20
 
 _SKIP_BYTES = 1 << 20
 
+_briefly = RetryPolicy(3)  # of what can be done without
+
 _CONNECT_SECONDS = 30.0
 _SILENCE_SECONDS = 60.0  # between two pieces of a web server's response
 
@@ -70,7 +72,7 @@ def open_resuming(
         return copy
 
     def open_at(offset: int, again: bool) -> Opened:
-        system, path = file_system(name, storage_options, is_repeated=True)
+        system, path = file_system(name, storage_options)
         if again:
             system.invalidate_cache(path)  # a listing may be older than the object
         if name.startswith(("http://", "https://")):
@@ -84,10 +86,14 @@ def open_resuming(
 
 
 def version_of(url: str, storage_options: Mapping[str, Any]) -> Version:
-    """Return the version that a file has now, asked for once. Raises: as opening it."""
-    system, path = file_system(url, storage_options)
-    system.invalidate_cache(path)
-    return _version_in(_info_of(system, path))
+    """Return the version that a file has now. Raises: as opening it, but soon."""
+
+    def ask() -> Version:
+        system, path = file_system(url, storage_options)
+        system.invalidate_cache(path)
+        return _version_in(_info_of(system, path))
+
+    return _briefly.repeat(ask, url)
 
 
 class _Resuming(io.RawIOBase):

@@ -176,7 +176,11 @@ def test_object_that_a_web_server_compresses_goes_on_where_it_was(web):
 
 
 def test_video_is_decoded_when_its_store_fails_now_and_then(web):
-    """To the frames that its bytes have."""
+    """To the frames that its bytes have; arrays and pictures are read as often."""
+    web.put("a.npy", npy_of(7))
+    web.faults = ["cut", "busy", "drop"]
+    assert load_npy(web.url("a.npy")) == 7
+    assert web.faults == []
     web.put("a.mp4", content := write_video(KINDS["b-frames"]))
     web.faults = ["cut", "busy", "drop"]
     assert torch.equal(load_video(web.url("a.mp4")), load_video(content))
