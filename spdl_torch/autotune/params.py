@@ -314,12 +314,9 @@ class PerfParams:
     def __repr__(self) -> str:
         if self.tuning is not None:
             return "PerfParams.auto()"
-        names = {
-            "num_workers": self.num_workers,
-            "prefetch_factor": self.prefetch_factor,
-            "num_threads": self.num_threads,
-        }
-        return manual_call(self.concurrency, self.buffer_size, **names)
+        names = ("num_workers", "prefetch_factor", "num_threads")
+        others = {name: getattr(self, name) for name in names}
+        return manual_call(self.concurrency, self.buffer_size, **others)
 
     def _changed(self, stage: StageSpec) -> StageSpec:
         concurrency = self.concurrency.get(stage.name, stage.concurrency)
@@ -329,9 +326,8 @@ class PerfParams:
                 "aggregate collects one list at a time."
             )
         # An async generator has no order other than that of completion.
-        keeps_order = stage.concurrency == 1 < concurrency and (
-            stage.kind is not OpKind.ASYNC_GENERATOR
-        )
+        has_order = stage.kind is not OpKind.ASYNC_GENERATOR
+        keeps_order = stage.concurrency == 1 < concurrency and has_order
         if self.tuning is not None and may_run_at_once(stage):
             keeps_order = stage.name not in self.tuning.keep
         return replace(

@@ -135,10 +135,8 @@ def _without_pauses(parts: Sequence[Window]) -> Sequence[Window]:
     own = [part.own_seconds / part.num_items for part in parts if part.num_items]
     if len(own) < 3:
         return parts
-    usual = statistics.median(own)
-    kept = [
-        part for part in parts if part.own_seconds <= _PAUSE * usual * max(1, part.num_items) + 0.1
-    ]
+    longest = _PAUSE * statistics.median(own)
+    kept = [part for part in parts if part.own_seconds <= longest * max(1, part.num_items) + 0.1]
     return kept if any(part.num_items for part in kept) else parts
 
 
@@ -318,9 +316,8 @@ class Tuner:
         """Look for steps again if the data or the training step has changed."""
         noise = 4 * math.hypot(window.noise, since.noise)
         has_drifted = abs(window.rate / since.rate - 1) > max(_DRIFT, noise)
-        waits_again = window.stats.consumer_wait_ratio > INPUT_BOUND and (
-            reason == "consumer" or has_drifted
-        )
+        is_waiting = window.stats.consumer_wait_ratio > INPUT_BOUND
+        waits_again = is_waiting and (reason == "consumer" or has_drifted)
         self._num_alike = self._num_alike + 1 if waits_again else 0
         if self._num_alike < _ALIKE_WINDOWS:
             return {}

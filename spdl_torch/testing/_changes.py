@@ -115,10 +115,8 @@ def _position(file: Any) -> Any:
 
 
 _SMALL = 16  # members of a container that may be a stack or a mailbox
-_HARMLESS = (
-    *(types.FunctionType, types.MethodType),
-    *(type(threading.Lock()), type(threading.RLock()), threading.local),
-)
+_LOCKS = (type(threading.Lock()), type(threading.RLock()))
+_HARMLESS = (types.FunctionType, types.MethodType, threading.local, *_LOCKS)
 
 
 class SharedObjects:

@@ -138,9 +138,8 @@ def entries_in(
         ],
     }
     begins, whose = stats is report.stats, {"pipeline": number, "name": name}
-    found: list[LogEntry] = [
-        IntervalLogEntry(timestamp, number, name, begins, stats.as_dict(), details)
-    ]
+    interval = IntervalLogEntry(timestamp, number, name, begins, stats.as_dict(), details)
+    found: list[LogEntry] = [interval]
     for each in placements:
         since = timestamp if each.since is None else each.since
         found.append(EventLogEntry(since, PLACEMENT_EVENT, whose | each.as_details()))

@@ -131,9 +131,8 @@ class Follower:
         for decision in getattr(self.source, "decisions", ()):
             if decision.timestamp > self._last_decision:
                 self._last_decision = decision.timestamp
-                yield EventLogEntry(
-                    decision.timestamp, DECISION_EVENT, of_own | decision.as_details()
-                )
+                details = of_own | decision.as_details()
+                yield EventLogEntry(decision.timestamp, DECISION_EVENT, details)
 
 
 def report_of(source: Any) -> Report | None:

@@ -34,6 +34,8 @@ Row: TypeAlias = "Mapping[str, Any]"
 
 _LATEST = 1e11  # seconds since 1970: the year 5138
 
+_FACTS = "SELECT *, (SELECT count(*) FROM run) AS num_runs FROM run WHERE run_id = ?"
+
 _WITH_FIGURES = """
     SELECT run_id FROM interval UNION SELECT run_id FROM stage WHERE stage_id IN
     (SELECT stage_id FROM task_window UNION SELECT stage_id FROM queue_window) ORDER BY run_id
@@ -106,11 +108,7 @@ class StoredRun:
                 condition = "run_id = ?1 AND timestamp BETWEEN ?2 AND ?3 ORDER BY timestamp, id"
                 return rows_of(connection, f"SELECT {what} WHERE {condition}", chosen, begin, end)
 
-            facts = rows_of(
-                connection,
-                "SELECT *, (SELECT count(*) FROM run) AS num_runs FROM run WHERE run_id = ?",
-                chosen,
-            )
+            facts = rows_of(connection, _FACTS, chosen)
             is_sound = facts and 0 <= facts[0]["started"] <= _LATEST
             if chosen in run_ids and not is_sound:
                 raise ValueError(f"run {chosen} is not in it, or has no time")
@@ -185,11 +183,8 @@ class StoredRun:
         if missing := self.facts["num_dropped"]:
             remarks += (f"entries of this run that were not written to the file: {missing}.",)
         report = with_remarks(make_report(stats, probes, pooled=pooled), *remarks)
-        places = (
-            Placement.from_details(each.details, each.timestamp)
-            for each in events
-            if each.event_name == PLACEMENT_EVENT
-        )
+        placed = (each for each in events if each.event_name == PLACEMENT_EVENT)
+        places = (Placement.from_details(each.details, each.timestamp) for each in placed)
         return replace(report, placements=tuple(moves(places)))
 
     def _stats_of_windows(self, pipeline: int | None) -> PipelineStats:

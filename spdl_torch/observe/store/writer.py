@@ -294,10 +294,9 @@ class RunRows:
 
     def end(self, num_dropped: int) -> None:
         """Note the end of the run. Raises: sqlite3.Error: the file cannot be written."""
-        self._connection.execute(
-            "UPDATE run SET ended = ?, num_dropped = ? WHERE run_id = ?",
-            (time.time(), num_dropped, self._run_id),
-        )
+        values = time.time(), num_dropped, self._run_id
+        statement = "UPDATE run SET ended = ?, num_dropped = ? WHERE run_id = ?"
+        self._connection.execute(statement, values)
 
     def close(self) -> None:
         """Close the file."""

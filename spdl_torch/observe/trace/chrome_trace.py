@@ -207,11 +207,8 @@ def _since(timeline: Timeline, cutoff: float) -> Timeline:
 
 def _num_slices(turn: Turn) -> int:
     """Return how many slices show a turn, without its parts."""
-    return (
-        1
-        + (turn.started_ns - turn.since_ns >= _SHORTEST_WAIT_NS)
-        + (turn.done_ns - turn.ended_ns >= _SHORTEST_WAIT_NS)
-    )
+    wait_in_ns, wait_out_ns = turn.started_ns - turn.since_ns, turn.done_ns - turn.ended_ns
+    return 1 + (wait_in_ns >= _SHORTEST_WAIT_NS) + (wait_out_ns >= _SHORTEST_WAIT_NS)
 
 
 def _count_from_base(events: Iterable[Event], clock: TwoClocks) -> int:

@@ -310,9 +310,8 @@ def page_of(runs: Sequence[MeasuredRun], *, is_fragment: bool = False) -> str:
 def _charts_of_file(run: StoredRun, runs: Sequence[MeasuredRun]) -> list[tuple[str, str]]:
     from ..plot import drawn_part  # brings it only where there is a file
 
-    drawn = drawn_part(
-        run.path, run_id=run.facts["run_id"], pipelines=[each.pipeline for each in runs]
-    )
+    numbers = [each.pipeline for each in runs]
+    drawn = drawn_part(run.path, run_id=run.facts["run_id"], pipelines=numbers)
     texts = {"tasks": "Every stage, interval by interval.", "queues": "Every queue."}
     return [
         (svg_of(drawn.figure(kind)), text) for kind, text in texts.items() if drawn.series[kind]

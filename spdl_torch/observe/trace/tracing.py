@@ -231,9 +231,8 @@ class Watch:
         date = time.strftime("%Y%m%d-%H%M%S")
         name = f"{why}-rank{rank_of_process()}-{date}-{self.num_written}.json.gz"
         try:
-            path = profile_of(live_recorders()).write_trace(
-                self.folder / name, last_seconds=self.last_seconds
-            )
+            profile = profile_of(live_recorders())
+            path = profile.write_trace(self.folder / name, last_seconds=self.last_seconds)
         except (OSError, ValueError) as error:
             _logger.warning("flight_recorder: no trace for %s: %s", why, error)
         else:
@@ -305,13 +304,8 @@ def step_seconds(timeline: Timeline) -> float | None:
     """Return the median time from getting a batch to asking for the next; None = too few steps
     were recorded. Steps shorter than 0.1 ms are never recorded.
     """
-    steps = [
-        turn.ended_ns - turn.started_ns
-        for row in timeline.rows
-        if row.role == "consumer"
-        for turn in row.turns
-        if turn.number >= 0
-    ]
+    turns = (turn for row in timeline.rows if row.role == "consumer" for turn in row.turns)
+    steps = [turn.ended_ns - turn.started_ns for turn in turns if turn.number >= 0]
     return median(steps[_WARM_UP:]) / 1e9 if len(steps) > _WARM_UP else None
 
 

@@ -118,10 +118,8 @@ def num_delivered(stages: Sequence[StageStats]) -> int | None:
     """Return the number of items that the consumer got; None = unknown."""
     if not stages:
         return None
-    tasks = [stage.tasks for stage in stages]
-    if any(each.num_failures for each in tasks) and all(
-        each.num_failures == each.num_tasks for each in tasks
-    ):
+    failed = [stage.tasks.num_failures for stage in stages]
+    if any(failed) and failed == [stage.tasks.num_tasks for stage in stages]:
         return 0  # errors are handed over, too, but are no items
     return stages[-1].num_items
 
@@ -283,9 +281,8 @@ class Reading:
             return 0.0 if found < _WAITING_OP * busy else None
         if found is None or found < _FEW_CORES:
             return found
-        waiting = (
-            s.concurrency * s.busy_ratio * (1 - s.cpu_ratio) for s in self.stages if s not in own
-        )
+        others = [each for each in self.stages if each not in own]
+        waiting = (each.concurrency * each.busy_ratio * (1 - each.cpu_ratio) for each in others)
         return found if max(waiting, default=0.0) < _WAITED_FOR * busy * (1 - load.cpu) else None
 
     @property

@@ -252,11 +252,8 @@ def demands_of(reading: Reading, cause: Cause, placement: Placement | None) -> D
         held, most_held = _gil_seconds(reading, seconds, num_workers, is_gil_bound)
     has_other_work = reading.is_loader and not inline and not is_gil_bound
     idle = own[0].wait_in_ratio + own[0].wait_out_ratio
-    shares = {
-        "the trainer": 1 - reading.waits,
-        "the sampler": reading.sampling,
-        THE_LOADER: reading.own_work,
-    }
+    shares = {"the trainer": 1 - reading.waits, "the sampler": reading.sampling}
+    shares[THE_LOADER] = reading.own_work
     return Demands(
         rate=num_batches / stats.elapsed,
         num_workers=num_workers,

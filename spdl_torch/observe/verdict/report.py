@@ -100,11 +100,10 @@ class Report:
 
         Raises: ValueError: a value out of range, or no setting is given.
         """
-        return self._predict(
-            Question(
-                num_workers=num_workers, processes=processes, cache=cache, read_speedup=read_speedup
-            )
+        question = Question(
+            num_workers=num_workers, processes=processes, cache=cache, read_speedup=read_speedup
         )
+        return self._predict(question)
 
     def _predict(self, question: Question) -> Prediction:
         return predict(question, self._reading, self.verdict.cause, self.placement)
