@@ -143,12 +143,9 @@ class TuningState:
         num_items = sum(part.num_items for part in self._parts)
         if elapsed < 0.95 or (num_items < _LEAST_ITEMS and elapsed < _LONGEST):
             return
-        window = window_of(
-            self._parts,
-            tunable=tuned.tunable,
-            probes=probes_between(self._probes_before, probe_counters()),
-            memory_bytes=tuned.memory_in_flight(),
-        )
+        probes = probes_between(self._probes_before, probe_counters())
+        memory = tuned.memory_in_flight()
+        window = window_of(self._parts, tunable=tuned.tunable, probes=probes, memory_bytes=memory)
         counts, decisions = self.tuner.step(window)
         for name, count in counts.items():
             self.found[name] = count

@@ -82,6 +82,11 @@ class Job(NamedTuple):
         return self.times * max(per_worker, 3 * size) * self.num_workers
 
 
+def _augmentation(crop: Any, normalize: Any) -> Any:
+    flip = transforms.RandomHorizontalFlip()
+    return transforms.Compose([crop, flip, transforms.ToTensor(), normalize])
+
+
 class Pictures(Dataset[Any]):
     """Pictures like CIFAR-10's, as everybody loads them: uint8 of 32 x 32 x 3 in one array.
 
@@ -94,14 +99,8 @@ class Pictures(Dataset[Any]):
         shape = (min(num_images, 10_000), 32, 32, 3)
         self.data = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
         self.num_images = num_images
-        self.transform = transforms.Compose(
-            [
-                transforms.RandomCrop(32, padding=4),
-                transforms.RandomHorizontalFlip(),
-                transforms.ToTensor(),
-                transforms.Normalize((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-            ]
-        )
+        normalize = transforms.Normalize((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+        self.transform = _augmentation(transforms.RandomCrop(32, padding=4), normalize)
 
     def __len__(self) -> int:
         return self.num_images
@@ -124,25 +123,14 @@ def make_loader(job: Job) -> tuple[Any, int]:
     data: Any = Pictures(job.num_images)
     num_classes = len(data.classes)
     if job.workload == "photographs":
-        augmentation = transforms.Compose(
-            [
-                transforms.RandomResizedCrop(crop_pixels),
-                transforms.RandomHorizontalFlip(),
-                transforms.ToTensor(),
-                transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-            ]
-        )
-        files = folder_class(job.folder, augmentation)
+        normalize = transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+        crop = transforms.RandomResizedCrop(crop_pixels)
+        files = folder_class(job.folder, _augmentation(crop, normalize))
         num_classes = len(files.classes)
         data = Subset(files, _chosen(len(files), job.num_images))
-    loader = loader_class(
-        data,
-        batch_size=batch_size,
-        shuffle=True,
-        num_workers=job.num_workers,
-        pin_memory=torch.cuda.is_available(),
-    )
-    return loader, num_classes
+    options = {"batch_size": batch_size, "num_workers": job.num_workers}
+    options["pin_memory"] = torch.cuda.is_available()
+    return loader_class(data, shuffle=True, **options), num_classes
 
 
 def check_folder(folder: Path) -> None:

@@ -91,10 +91,15 @@ def state(path: str, value: Any) -> dict[str, Any] | None:
     return held if held or hasattr(value, "__dict__") else None
 
 
+def is_large(value: Any) -> bool:
+    """Return whether it is a tensor or an array that is neither read nor copied."""
+    return isinstance(value, torch.Tensor | np.ndarray) and value.nbytes > _MOST_BYTES
+
+
 def _checksum(value: Any) -> Any:
     """Return a number that changes with the contents; None: of a large array, or without bytes."""
     try:
-        if isinstance(value, torch.Tensor | np.ndarray) and value.nbytes > _MOST_BYTES:
+        if is_large(value):
             return getattr(value, "_version", None)  # torch counts what changes a tensor in place
         if isinstance(value, torch.Tensor):
             value = value.detach().reshape(-1).view(torch.uint8).numpy()

@@ -17,7 +17,6 @@ from time import sleep
 from types import FrameType
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
@@ -39,6 +38,7 @@ from ._changes import (
     SharedObjects,
     changed_settings,
     checking,
+    is_large,
     is_library,
     is_ours,
     put_back,
@@ -262,7 +262,6 @@ def _pausing() -> Callable[[FrameType, str, Any], Any]:
     return on_call
 
 
-_LARGE_BYTES = 1 << 26
 _MOST_MEMBERS = 1_000
 
 
@@ -273,7 +272,8 @@ def _private_copy(
 
     What cannot be copied is shared: an open file, a generator, a lock.
     """
-    memo = _large_in(dataset)
+    held = reached([("dataset", dataset)], _MOST_MEMBERS)
+    memo = {id(value): value for _, value in held if is_large(value)}  # which a copy may share
     own = _deep_copy(dataset, memo)
     if own is dataset:
         own = _copy_by_attributes(dataset, memo)
@@ -297,15 +297,6 @@ def _copy_by_attributes(dataset: Any, memo: dict[int, Any]) -> Any:
     for name, value in tuple(vars(own).items()):
         vars(own)[name] = _deep_copy(value, memo)
     return own
-
-
-def _large_in(dataset: Any) -> dict[int, Any]:
-    """Return the large arrays that a dataset leads to, by id: what a copy may share."""
-    return {
-        id(value): value
-        for _, value in reached([("dataset", dataset)], _MOST_MEMBERS)
-        if isinstance(value, torch.Tensor | np.ndarray) and value.nbytes > _LARGE_BYTES
-    }
 
 
 _JOIN_SECONDS = 10.0
@@ -372,12 +363,9 @@ class _BothWays:
         with info, _in_process_of(number), streams:
             if loader.worker_init_fn is not None:
                 loader.worker_init_fn(number)
-            maker = BatchMaker(
-                BatchRecipe(dataset, collate_fn, loader.batch_size is not None, drop_last=False),
-                streams=streams,
-                key=key,
-                worker=number,
-            )
+            makes_batches = loader.batch_size is not None
+            recipe = BatchRecipe(dataset, collate_fn, makes_batches, drop_last=False)
+            maker = BatchMaker(recipe, streams=streams, key=key, worker=number)
             for which, index in enumerate(islice(loader._index_sampler, self.num_batches)):
                 try:
                     batch, _ = maker.make(which * (loader.batch_size or 1), index, which)
