@@ -113,7 +113,8 @@ def recording(
             log.feed(loggers, prefix, step or (None if log is logs[0] else logs[0].num_delivered))
             stack.callback(log.call_loggers)  # including what the block's end adds
         for log in logs:
-            stack.enter_context(log.followed())
+            stack.callback(log.write)  # what is new at the block's end
+            stack.enter_context(watched(log.source, log.between_epochs))
 
         def look() -> None:
             for log in logs:
@@ -192,16 +193,7 @@ class _SourceLog(Follower):
                 self._gathered, self._step = interval.after(self._gathered), step
 
     @scope
-    def followed(self) -> Iterator[None]:
-        """Hear of the loader's epochs in the block, and write what is new at its end."""
-        try:
-            with watched(self.source, self._between_epochs):
-                yield
-        finally:
-            self.write()
-
-    @scope
-    def _between_epochs(self) -> Iterator[None]:
+    def between_epochs(self) -> Iterator[None]:
         """Run while the loader ends an epoch, if it has one, and begins the next."""
         if os.getpid() != self._pid:  # a forked child has a copy of the lock, maybe taken
             yield
