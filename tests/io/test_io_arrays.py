@@ -125,6 +125,7 @@ def test_load_npz_is_a_mapping():
         assert "pixels.npy" in archive
         assert "other" not in archive
         assert 3 not in archive
+        assert archive.get(3) is None
         assert np.array_equal(archive["pixels.npy"], archive["pixels"])
         assert {name: array.shape for name, array in archive.items()} == {
             "pixels": PIXELS.shape,

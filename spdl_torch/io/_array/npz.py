@@ -131,7 +131,7 @@ class NpzFile(Mapping[str, "NDArray[Any]"]):
 
         Raises: KeyError: no such name; DecodeError: the member is damaged or no array.
         """
-        member = self._members.get(key) or self._members.get(key.removesuffix(".npy"))
+        member = self._member(key)
         if member is None:
             raise KeyError(f"{key!r} is not in {self._name}, only {self.files}.")
         try:
@@ -141,9 +141,7 @@ class NpzFile(Mapping[str, "NDArray[Any]"]):
             raise DecodeError(message) from error.__cause__
 
     def __contains__(self, key: object) -> bool:
-        return isinstance(key, str) and (
-            key in self._members or key.removesuffix(".npy") in self._members
-        )
+        return self._member(key) is not None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._members)
@@ -159,6 +157,11 @@ class NpzFile(Mapping[str, "NDArray[Any]"]):
 
     def __exit__(self, *_: object) -> None:
         pass
+
+    def _member(self, key: object) -> _Member | None:
+        if not isinstance(key, str):
+            return None
+        return self._members.get(key) or self._members.get(key.removesuffix(".npy"))
 
     def _load(self, member: _Member) -> NDArray[Any]:
         memory = self._memory
