@@ -97,8 +97,7 @@ def add_photographs(commands: argparse._SubParsersAction[argparse.ArgumentParser
     add("folder", type=Path, metavar="DIR", help="made if it does not exist")
     count = "photographs in each of train and val (default: 8); a thousand take half a minute"
     add("--count", type=whole_number, metavar="N", default=8, help=count)
-    classes = "folders in each (default: 2)"
-    add("--classes", type=whole_number, metavar="N", default=2, help=classes)
+    add("--classes", type=whole_number, metavar="N", default=2, help="folders in each (2)")
     photographs.set_defaults(run_command=_photographs)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice, pairwise
 from typing import Any
 
@@ -137,7 +138,7 @@ def _what_changes(
 ) -> str:
     """Name the generator or the dataset's attribute that an epoch on this thread leaves changed:
     what workers in processes of their own do cannot be seen here."""
-    try:
+    with suppress(Exception):  # of a dataset that cannot be copied or compared
         loader = make_loader(0)
         dataset = getattr(loader, "dataset", None)
         own = own_generators(dataset, getattr(loader, "collate_fn", None))
@@ -165,8 +166,6 @@ def _what_changes(
                 "another. Make it anew in each __getitem__, seeded by torch.randint() where it is "
                 "a generator."
             )
-    except Exception:  # no more can be said about a dataset that cannot be copied or compared
-        pass
     return (
         "Nothing was drawn from the process's generators of random and numpy.random, and no "
         "attribute of the dataset changes. Look for generators that each sample makes without a "

@@ -10,12 +10,14 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from time import sleep
 from types import FrameType
-from typing import Any, cast
+from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.utils.data import IterableDataset
@@ -375,16 +377,11 @@ class _BothWays:
         return batches
 
 
-@scope
-def _in_process_of(number: int) -> Iterator[None]:
+def _in_process_of(number: int) -> AbstractContextManager[Any]:
     """Let ``multiprocessing.current_process()`` be that of worker ``number``: a dataset may divide
     itself by its name or number.
     """
-    module: Any = multiprocessing.process  # it has no public way to set this
-    process = multiprocessing.Process(name=f"Process-{number + 1}")
-    cast("Any", process)._identity = (number + 1,)
-    current, module._current_process = module._current_process, process
-    try:
-        yield
-    finally:
-        module._current_process = current
+    process: Any = multiprocessing.Process(name=f"Process-{number + 1}")
+    process._identity = (number + 1,)
+    # It has no public way to set this.
+    return patch.object(multiprocessing.process, "_current_process", process)

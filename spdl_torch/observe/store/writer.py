@@ -11,6 +11,7 @@ import socket
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from operator import attrgetter
 from pathlib import Path
@@ -178,11 +179,9 @@ class SQLiteStatsWriter:
             self._leave_out(refused)
 
     def _take(self, source: Buffer) -> None:
-        try:
+        with suppress(queue.Empty):
             while True:
                 self._pending.append(source.get_nowait())
-        except queue.Empty:
-            pass
 
     def _after_failure(self, error: sqlite3.Error) -> None:
         excess = len(self._pending) - _MOST_PENDING
@@ -398,8 +397,6 @@ def _is_of_entry(error: Exception) -> bool:
 def _versions() -> dict[str, str]:
     found = {}
     for package in _PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):  # an extra that is not installed
             found[package] = version(package)
-        except PackageNotFoundError:
-            pass  # an extra that is not installed
     return found
