@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from ..checks import check_whole
 from ..engine.failures import attach_note, notes_of
 from ..engine.shared import lock_held_at_forks
 from ..errors import DecodeError, SourceChangedError
@@ -121,8 +122,7 @@ class RetryPolicy:
     max_backoff_seconds: float = MAX_BACKOFF_SECONDS
 
     def __post_init__(self) -> None:
-        if self.retries < 0:
-            raise ValueError(f"retries must be >= 0, got {self.retries}. 0 means a single attempt.")
+        check_whole("reading", least=0, retries=self.retries)
         if self.backoff_seconds < 0 or self.max_backoff_seconds < 0:
             raise ValueError(
                 "backoff_seconds and max_backoff_seconds must be >= 0, "

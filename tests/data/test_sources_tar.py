@@ -233,6 +233,8 @@ def test_shards_are_refused_when_their_names_make_no_sense(shards, urls, error, 
     """At once, not while training."""
     with pytest.raises(error, match=message):
         TarShards(urls)
+    with pytest.raises(TypeError, match="TarShards: max_sample_bytes must be an int, got '1 GB'"):
+        TarShards(shards, max_sample_bytes="1 GB")
 
 
 def test_part_has_shards_of_its_own_when_there_are_enough(shards):

@@ -192,6 +192,8 @@ def test_options_are_checked():
     """When the reader is made, not when it reads."""
     with pytest.raises(ValueError, match="retries must be >= 0, got -1"):
         Reader(retries=-1)
+    with pytest.raises(TypeError, match=r"retries must be an int, got 1\.5"):
+        Reader(retries=1.5)
     with pytest.raises(ValueError, match=r"must be >= 0, got -1 and 5.0"):
         Reader(backoff_seconds=-1)
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice, starmap
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from spdl_torch.checks import check_whole
 from spdl_torch.errors import DecodeError
 from spdl_torch.io._remote import is_url
 from spdl_torch.io._retry import RETRIES
@@ -97,6 +98,7 @@ class TarShards(ShardSource):
     ) -> None:
         if on_error not in ("raise", "skip"):
             raise ValueError(f"TarShards: on_error must be 'raise' or 'skip', got {on_error!r}.")
+        check_whole("TarShards", max_sample_bytes=max_sample_bytes)
         super().__init__(urls, retries, storage_options, cache, max_bytes, ahead)
         self._on_error = on_error
         self._max_sample_bytes = max_sample_bytes
