@@ -28,7 +28,6 @@ BESIDE = [ROOT / page for page in ("README.md", ".github/CONTRIBUTING.md", "exam
 BENCHMARK = ROOT / "examples" / "bench" / "README.md"
 PAGES = [*BESIDE, BENCHMARK, *sorted((ROOT / "docs").rglob("*.md"))]
 REFERENCE = [BENCHMARK, *sorted((ROOT / "docs" / "reference").glob("*.md"))]
-LANGUAGES = {"python", "console", "diff", "text"}
 
 
 class Block(NamedTuple):
@@ -127,11 +126,14 @@ def namespace():
 @pages
 def test_page_works_when_it_is_followed(page, tmp_path, monkeypatch, photographs, namespace):
     """In a folder with photographs, its commands and its Python blocks run in their order without a
-    warning: the blocks as one program, those with the guard of a script as scripts."""
+    warning: the blocks as one program, those with the guard of a script as scripts. Languages are
+    known, and a block that is not run gives its reason."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(photographs, tmp_path, dirs_exist_ok=True)
     for block in blocks_of(page):
-        if block.info == "console":  # one that is not run has a reason behind it
+        known = r"(python|console)( no-run: \S.+| needs: \w+)?|diff|text"
+        assert re.fullmatch(known, block.info), f"{name_of_page(page)}:{block.line}: {block.info}"
+        if block.info == "console":
             for line in re.findall(r"^\$ (.+)", block.text.replace("\\\n", " "), flags=re.M):
                 run_command(line, photographs)
         if not block.info.startswith("python"):
@@ -152,18 +154,6 @@ def runs(block):
     if rest.startswith("needs: "):
         return importlib.util.find_spec(rest.removeprefix("needs: ")) is not None
     return not rest
-
-
-@pages
-def test_block_says_what_it_is_when_it_is_not_run(page):
-    """Languages are known, and a block that is not run gives its reason."""
-    for block in blocks_of(page):
-        language, _, rest = block.info.partition(" ")
-        where = f"{name_of_page(page)}:{block.line}"
-        assert language in LANGUAGES, f"{where}: ```{block.info}"
-        if rest:
-            assert re.fullmatch(r"(no-run: \S.+|needs: \w+)", rest), f"{where}: ```{block.info}"
-            assert language in ("python", "console"), f"{where}: nothing else is run"
 
 
 def anchors_of(page):
