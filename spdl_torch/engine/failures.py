@@ -48,21 +48,12 @@ class FailureBudget:
             count = self.num_failures
             if count <= _KEPT_ERRORS:
                 self.errors.append(error)
-        if count <= _LOGGED_ERRORS:
-            where, text = (notes_of(error) or ["in a stage"])[-1], shortened(text_of(error), 500)
-            _logger.error("%s: %s; the item is dropped.", where, printable(text))
+        self._log(error, count, num_tasks)
         return self._exceeded(num_tasks)
 
     def overdrawn_at_end(self, num_tasks: int) -> bool:
         """Judge the stage after its last task, and log how many have failed."""
-        if self.num_failures > _LOGGED_ERRORS:
-            _logger.error(
-                "stage %r: %d of %d items failed and were dropped; the first %d are logged.",
-                self._stage,
-                self.num_failures,
-                num_tasks,
-                _LOGGED_ERRORS,
-            )
+        self._log_total(num_tasks)
         return self._exceeded(num_tasks) or self.nothing_succeeded(num_tasks)
 
     def nothing_succeeded(self, num_tasks: int) -> bool:
@@ -77,6 +68,23 @@ class FailureBudget:
             f"stage {self._stage!r}: {self.num_failures} of {num_tasks} tasks failed, "
             f"max_failures is {limit}. Fix the items below or raise max_failures"
         )
+
+    def _log(self, error: Exception, count: int, num_tasks: int) -> None:
+        """Log one failure, the ``count``-th. A loader's skipped samples have words of their own."""
+        if count <= _LOGGED_ERRORS:
+            where, text = (notes_of(error) or ["in a stage"])[-1], shortened(text_of(error), 500)
+            _logger.error("%s: %s; the item is dropped.", where, printable(text))
+
+    def _log_total(self, num_tasks: int) -> None:
+        """Log the number of failures, after the last task; as ``_log``."""
+        if self.num_failures > _LOGGED_ERRORS:
+            _logger.error(
+                "stage %r: %d of %d items failed and were dropped; the first %d are logged.",
+                self._stage,
+                self.num_failures,
+                num_tasks,
+                _LOGGED_ERRORS,
+            )
 
     def _exceeded(self, num_tasks: int) -> bool:
         if isinstance(self._limit, int):
