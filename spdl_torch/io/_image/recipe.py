@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
@@ -244,29 +243,19 @@ def _resize(edges: tuple[int, ...], max_size: int | None, size: tuple[int, int])
 
     # The whole picture is resized, not only what the crop needs: the kernel of `interpolate` has
     # no fractional offset, so resizing a part would give other pixels.
-    def plan(height: int, width: int) -> PicturePlan:
-        resized = resized_size(height, width, edges, max_size)
-        window = center_crop_window(*resized, *size)
-        return PicturePlan((height, width), (0, 0, height, width), resized, window)
-
-    return partial(_with_flips, plan)
-
-
-def _with_flips(
-    plan: Callable[[int, int], PicturePlan],
-    sizes: Sequence[Size],
-    flip: float | None,
-    generators: Generators,
-) -> list[PicturePlan]:
-    """Return plans in which nothing but the flip is random."""
-    plans = [plan(*size) for size in sizes]
-    if flip is None:
+    def geometry(
+        sizes: Sequence[Size], flip: float | None, generators: Generators
+    ) -> list[PicturePlan]:
+        plans = []
+        own = [None] * len(sizes) if generators is None else generators
+        for each, generator in zip(sizes, own, strict=True):
+            resized = resized_size(*each, edges, max_size)
+            window = center_crop_window(*resized, *size)
+            is_flipped = flip is not None and draw_flip(flip, generator)
+            plans.append(PicturePlan(each, (0, 0, *each), resized, window, is_flipped))
         return plans
-    own = [None] * len(plans) if generators is None else generators
-    return [
-        each._replace(flip=draw_flip(flip, generator))
-        for each, generator in zip(plans, own, strict=True)
-    ]
+
+    return geometry
 
 
 def _is_bilinear(transform: Any, converted: bool) -> bool:
