@@ -192,20 +192,19 @@ class Store:
             _logger.warning("cache %s: not used: %s.", self.folder, self._off)
 
     def _content(self, record: Record | None) -> bytearray | None:
-        content = None if record is None else self._contents.get(record)
-        if record is not None and content is None:
-            self._say_damaged()
-        return content
-
-    def _say_damaged(self) -> None:
-        """Say the 1st, 10th, 100th ... time that a content is damaged: all of them may be."""
+        if record is None:
+            return None
+        content = self._contents.get(record)
+        if content is not None:
+            return content
         with _counting:
             self._num_damaged += 1
             count = self._num_damaged
-        if count == 10 ** (len(str(count)) - 1):
+        if count == 10 ** (len(str(count)) - 1):  # the 1st, 10th, 100th ...: all of them may be
             _logger.warning(
                 "cache %s: %d contents damaged so far; each is made anew.", self.folder, count
             )
+        return None
 
     def _why_full(self, size: int) -> str:
         """Return why ``size`` more bytes are too many, or an empty text."""
