@@ -1,10 +1,11 @@
-"""A progress bar of one line on a terminal, one line per part everywhere else."""
+"""A progress bar on standard error: of one line on a terminal, one line per part elsewhere."""
 
 from __future__ import annotations
 
 import shutil
+import sys
 import time
-from typing import Self, TextIO
+from typing import Self
 
 _BAR_CELLS = 12
 
@@ -17,10 +18,10 @@ class ProgressBar:
     part is one line, printed when it begins.
     """
 
-    def __init__(self, stream: TextIO, unit: str = "images") -> None:
-        self._stream = stream
+    def __init__(self, unit: str = "images") -> None:
+        self._stream = sys.stderr
         self._unit = unit
-        self._drawing = stream.isatty()
+        self._drawing = self._stream.isatty()
         self.label = ""
         self._total = 0
         self._start_time = 0.0

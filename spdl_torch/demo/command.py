@@ -126,7 +126,7 @@ class Demo:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
-        self._bar = ProgressBar(sys.stderr)
+        self._bar = ProgressBar()
         self._results: dict[str, dict[Heading, list[Measurement]]] = {}
 
     def run(self) -> int:

@@ -63,7 +63,7 @@ def write_shards(options: Namespace) -> None:
         .add_sink()
         .build()
     )
-    with pipeline.auto_stop(), ProgressBar(sys.stderr, "samples") as bar:
+    with pipeline.auto_stop(), ProgressBar("samples") as bar:
         samples = iter(pipeline)
         for number, (tar, numbers) in enumerate(shards.items(), 1):
             if tar in done:
@@ -84,7 +84,7 @@ def _plan_of(options: Namespace) -> ShardPlan:
     if options.out.resolve().is_relative_to(options.source.resolve()):
         raise CommandError(f"{options.out} is inside {options.source}. Give a folder beside it.")
     settings = {name: getattr(options, name) for name in ("resize", "quality", "shard_samples")}
-    with ProgressBar(sys.stderr) as bar:
+    with ProgressBar() as bar:
         bar.begin(f"listing {options.source}")
         try:
             return make_plan(options.source, settings)
@@ -173,7 +173,7 @@ def check_shards(folder: Path, *, writes_indexes: bool) -> int:
     status, 1 if a tar is damaged.
     """
     tars = _tars_in(os.fspath(folder))
-    bar = ProgressBar(sys.stderr, "shards")
+    bar = ProgressBar("shards")
     bar.begin("indexing" if writes_indexes else "verifying", len(tars))
     num_bad = num_samples = 0
     for number, tar in enumerate(tars, 1):

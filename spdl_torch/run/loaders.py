@@ -11,6 +11,7 @@ import weakref
 from contextlib import suppress
 from multiprocessing import util
 from time import perf_counter
+from traceback import walk_stack
 from typing import Any, NamedTuple, TypeVar
 
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -131,12 +132,8 @@ def _timed(kind: Any) -> Any:
 
 def _site_of(loader: Any, dataset: Any = None, *_: Any, **options: Any) -> Site:
     """Return where a loader is being made."""
-    frame: Any = sys._getframe(1)
-    frames = []
-    while frame is not None:
-        if not (frame.f_code.co_filename.startswith(_OURS) or _makes(frame, loader)):
-            frames.append(frame)
-        frame = frame.f_back
+    stack = (frame for frame, _ in walk_stack(sys._getframe(1)))
+    frames = [frame for frame in stack if not _makes(frame, loader)]
     file, line = frames[0].f_code.co_filename, frames[0].f_lineno
     where = f"{os.path.relpath(file)}:{line}"
     if _library_of(file):
@@ -159,10 +156,11 @@ def _site_of(loader: Any, dataset: Any = None, *_: Any, **options: Any) -> Site:
 
 
 def _makes(frame: Any, loader: Any) -> bool:
-    """Whether it is the call of a constructor, of a class derived from ours or around one, as
-    Lightning's."""
+    """Whether it is of ours, or the call of a constructor, of a class derived from ours or around
+    one, as Lightning's."""
     names = frame.f_code.co_varnames
-    return bool(names) and frame.f_locals.get(names[0]) is loader
+    is_ours = frame.f_code.co_filename.startswith(_OURS)
+    return is_ours or (bool(names) and frame.f_locals.get(names[0]) is loader)
 
 
 def _library_of(file: str) -> str:

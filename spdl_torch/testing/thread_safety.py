@@ -132,7 +132,7 @@ def _compare(both_ways: _BothWays, num_rounds: int, process: dict[str, Any]) -> 
     changes: dict[str, str] = {}
     rounds: list[tuple[list[Any], Exception | None]] = []
     most_batches = both_ways.num_batches if both_ways.is_iterable else len(loader)
-    with ProgressBar(sys.stderr, "batches") as bar:
+    with ProgressBar("batches") as bar:
         for number in range(num_rounds):
             bar.begin(f"on threads, round {number + 1}/{num_rounds}", most_batches)
             rounds.append(both_ways.on_threads(bar.advance))
