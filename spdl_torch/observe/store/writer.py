@@ -230,15 +230,9 @@ _PACKAGES = ("spdl-torch", "torch", "torchvision", "av", "numpy", "lightning")
 
 _FIGURES = {kind: attrgetter(*names) for kind, names in FIGURES.items()}
 
-# Errors of a single entry, whatever the state of the file. Anything else that SQLite raises
-# concerns the file, which may be writable later.
-_ENTRY_ERRORS = (
-    sqlite3.DataError,
-    sqlite3.IntegrityError,
-    sqlite3.InterfaceError,
-    sqlite3.NotSupportedError,
-    sqlite3.ProgrammingError,
-)
+# Errors that concern the file, which may be writable later. All others, those of classes derived
+# from the first as well, are of a single entry, whatever the state of the file.
+_FILE_ERRORS = (sqlite3.DatabaseError, sqlite3.InternalError, sqlite3.OperationalError)
 
 _Row: TypeAlias = tuple[LogEntry, tuple[Any, ...]]  # with the values of its columns after the id
 Refused: TypeAlias = tuple[LogEntry, Exception]
@@ -391,7 +385,7 @@ def _as_json(value: Any) -> str:
 
 def _is_of_entry(error: Exception) -> bool:
     """Return whether the entry is to blame, and not the file."""
-    return isinstance(error, _ENTRY_ERRORS) or not isinstance(error, sqlite3.Error)
+    return type(error) not in _FILE_ERRORS
 
 
 def _versions() -> dict[str, str]:
