@@ -415,6 +415,29 @@ def parquet_of(numbers, size):
     return file.getvalue()
 
 
+@pytest.mark.parametrize("kind", [Parquet, TarShards])
+def test_local_file_that_is_written_to_while_it_is_read_is_an_error(kind, tmp_path):
+    """Of a Parquet, nothing new comes before it; one that is removed is read as it was."""
+    made = (
+        shard_of
+        if kind is TarShards
+        else lambda count, first=0: parquet_of(range(first, first + count), 100)
+    )
+    path = tmp_path / "a.file"
+    path.write_bytes(made(20_000))
+    items = kind(path).iterate()
+    found = [next(items)]
+    path.write_bytes(made(20_000, first=50_000))
+    os.utime(path, (1, 1))
+    with pytest.raises(SourceChangedError, match=r"a\.file: changed"):
+        found.extend(items)
+    assert kind is TarShards or [each["n"] for each in found] == [*range(len(found))]
+    items = kind(path).iterate()
+    next(items)
+    path.unlink()
+    assert len([*items]) == 19_999
+
+
 def put_rows(web, first=0):
     """Write 400 rows in four groups as ``a.parquet``."""
     web.put("a.parquet", parquet_of(range(first, first + 400), 100))
@@ -558,7 +581,10 @@ def test_next_shards_are_there_before_they_are_needed(web, tmp_path, is_indexed)
         ({"max_bytes": 5}, "max_bytes=5 is for copies"),
         ({"cache": "x", "max_bytes": 0}, "max_bytes must be >= 1 or None, got 0"),
         ({"cache": "x", "max_bytes": "5GB"}, "max_bytes must be a number of bytes or None"),
-        ({"cache": "memory"}, "name a folder for whole shards"),
+        ({"cache": "memory"}, "cache must be a folder on a local disk .*, got 'memory'"),
+        ({"cache": "s3://bucket/kept"}, "cache must be a folder on a local disk .*, got 's3://"),
+        ({"cache": 5}, "expected a path"),
+        ({"retries": 1.5}, "retries must be an int, got 1.5"),
     ):
         with pytest.raises((TypeError, ValueError), match=message):
             TarShards(urls, **options)
@@ -714,6 +740,16 @@ def test_shard_that_was_replaced_before_it_was_downloaded_is_an_error(web, tmp_p
     assert numbers_of(TarShards(web.url("0.tar"), cache=tmp_path)) == [*range(5, 14)]
 
 
+def test_room_is_made_before_a_shard_comes(web, tmp_path):
+    """So a disk needs no more than the limit."""
+    urls, size, before = put_shards(web, 5, 50), len(shard_of(50)), []
+    web.faults = [
+        lambda: before.append(sum(each.stat().st_size for each in tmp_path.rglob("*.tar")))
+    ] * 5
+    numbers_of(TarShards(urls, cache=tmp_path, max_bytes=5 * size // 2, ahead=0))
+    assert before == [0, size, size, size, size]
+
+
 def test_copies_make_room_while_others_do(tmp_path):
     """Threads of which each removes what another one has just made or opened."""
     for number in range(8):
@@ -841,13 +877,16 @@ def test_shards_in_another_source_are_counted_once(web, tmp_path, kind):
         assert sum("opened a shard in" in each for each in loader.report().verdict.remarks) == 1
 
 
-@pytest.mark.parametrize("way", ["processes", "pipeline"])
+@pytest.mark.parametrize("way", ["processes", "threads", "pipeline"])
 def test_waits_for_downloads_are_the_verdict_live_and_of_a_file(web, tmp_path, way):
     """Of a server that answers once the loader's own time is long enough for a verdict; also over a
-    second epoch, which finds the shards."""
+    second epoch, which finds the shards. Threads that wait for one shard are all counted."""
     urls = put_shards(web, 2, 20, tmp_path)
     source = TarShards(urls, cache=tmp_path / "kept", index=True, ahead=0)
-    if way == "pipeline":
+    if way == "threads":
+        source = Parquet(put_rows(web), cache=tmp_path / "kept")
+        loader = DataLoader(source, 25, collate_fn=list, num_workers=4, isolation="thread")
+    elif way == "pipeline":
         loader = PipelineDataset(PipelineBuilder().add_source(source).pipe(dict).add_sink())
     else:
         forked = {"num_workers": 1, "multiprocessing_context": "fork"}

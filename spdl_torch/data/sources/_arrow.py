@@ -194,8 +194,11 @@ class KeptTables:
     def __reduce__(self) -> Any:
         return KeptTables, ()
 
-    def get(self, number: int, read: Callable[[int], pa.Table]) -> pa.Table:
-        """Return a table, which ``read`` reads if it is not here. Raises: what that raises."""
+    def get(
+        self, number: int, read: Callable[[int], pa.Table], wait: Callable[[int], None]
+    ) -> pa.Table:
+        """Return a table, which ``read`` reads if it is not here; while another thread does,
+        ``wait`` is called first. Raises: what these raise."""
         if self._process != os.getpid():  # forked, where another thread may hold the lock
             self._begin()
         with self._lock:
@@ -205,6 +208,8 @@ class KeptTables:
             else:
                 reading = self._tables[number] = Future[Any]()
         if found is not None:
+            if not found.done():
+                wait(number)
             return found.result()
         try:
             table = read(number)

@@ -72,7 +72,7 @@ class ShardCopies:
                 name = [name, *(each for each in _copies_in(folder) if each[:16] == shard)][-1]
             there = file = _opened(folder, name, num_bytes or 0)
             while file is None and not self._is_full:
-                self._download(download, folder, f"{shard}.part", name, may_stop)
+                self._download(download, folder, f"{shard}.part", name, num_bytes, may_stop)
                 file = _opened(folder, name)
         except OSError as error:
             if error.errno not in NO_ROOM:
@@ -114,10 +114,11 @@ class ShardCopies:
 
     def _download(
         self,
-        download: Callable[[], BinaryIO],
+        download: Callable[[], Any],
         folder: int,
         unfinished: str,
         name: str,
+        num_bytes: int | None,
         may_stop: Callable[[], bool] | None,
     ) -> None:
         """Make a copy, or wait until another thread or process has made or left it."""
@@ -127,9 +128,11 @@ class ShardCopies:
             if not is_at(unfinished, part, folder) or os.access(name, os.F_OK, dir_fd=folder):
                 return
             try:
+                with self._room(folder, num_bytes or 0):
+                    pass
                 with download() as source, open(part, "wb", closefd=False) as copy:
                     copy.truncate()  # what a killed process has left
-                    while piece := source.read(_PIECE_BYTES):
+                    while piece := source.read1(_PIECE_BYTES):
                         if may_stop is not None and may_stop():
                             raise InterruptedError("nobody wants the shard any more.")
                         copy.write(piece)

@@ -7,7 +7,7 @@ import operator
 import os
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 from io import UnsupportedOperation
 from itertools import chain, groupby
@@ -71,8 +71,8 @@ class Parquet(ShardSource):
     Positions are exact: ``len()`` is known from the files' footers, which are read at once, and
     ``iterate(start)`` reads no row group but those with rows from there on.
 
-    ``shard``: parts of consecutive rows of the epoch's order; their lengths in rows differ by one
-    at most.
+    ``shard``: parts of consecutive rows, of the epoch's order of row groups; their lengths in rows
+    differ by one at most.
 
     ``shuffle``: the order of the files and of each one's row groups by ``(seed, epoch)``, then that
     of the rows among each ``buffer_size`` consecutive ones (None = 1000), in memory at once.
@@ -144,7 +144,7 @@ class Parquet(ShardSource):
         without passing through rows. Raises: as ``[position]``."""
         self._check_positions()
         length, size = len(self), self._batch_size
-        places = np.array(positions, np.int64)
+        places = np.array([*map(operator.index, positions)], np.int64)
         outside = (places < -length) | (places >= length)
         if outside.any():
             wrong = places[outside][0]
@@ -236,6 +236,7 @@ class Parquet(ShardSource):
                     "footer says that it has more."
                 )
             if row + len(batch) > low:
+                self._check_stamp(place[0])
                 yield batch.select(self.columns)[max(low - row, 0) : high - row]
             row += len(batch)
 
@@ -247,12 +248,17 @@ class Parquet(ShardSource):
         tables, places = [], []
         for group in np.unique(groups).tolist():
             (here,) = np.nonzero(groups == group)
-            kept = self._kept.get(group, self._table)
+            kept = self._kept.get(group, self._table, self._await_copy)
             tables.append(kept.take(rows[here] - self._first_rows[group]))
             places.append(here)
         if len(tables) == 1:
             return tables[0]
         return pa.concat_tables(tables).take(np.argsort(np.concatenate(places)))
+
+    def _await_copy(self, number: int) -> None:
+        """Wait for the copy of a row group's file, so that this thread's wait is counted, too."""
+        if self._files.copies is not None:
+            self._files.open(self.urls[self._places[number][0]]).close()
 
     def _table(self, number: int) -> pa.Table:
         """Read a whole row group."""
@@ -267,11 +273,16 @@ class Parquet(ShardSource):
         name, (footer, stamp) = self.urls[file], self._footers[file]
         with self._open(name, self._files, footer) as (opened, now):
             if not all(here in (None, then) for here, then in zip(now, stamp, strict=True)):
-                raise SourceChangedError(
-                    f"{name}: changed after its footer was read. Make the Parquet again, and write "
-                    "new content under a new name."
-                )
+                raise _changed(name)
             yield opened
+
+    def _check_stamp(self, file: int) -> None:
+        """Raises: SourceChangedError: a local file was written to since its footer was read."""
+        name, (_, (stamp, _)) = self.urls[file], self._footers[file]
+        if not is_url(name) and self._files.copies is None:
+            with suppress(FileNotFoundError):  # one that is removed is read as it was
+                if file_stamp(name) != stamp:
+                    raise _changed(name)
 
     @scope
     def _open(
@@ -356,6 +367,13 @@ class Parquet(ShardSource):
                         f"{self.urls[0]}. Write them with one type, or leave the column out."
                     )
         return names
+
+
+def _changed(name: str) -> SourceChangedError:
+    return SourceChangedError(
+        f"{name}: changed after its footer was read. Make the Parquet again, and write new content "
+        "under a new name."
+    )
 
 
 def _stamp_of(name: str, source: Any) -> _Stamp:

@@ -14,13 +14,14 @@ from functools import partial
 from typing import Any, BinaryIO, Self
 
 from spdl_torch.checks import check_bytes, whole
-from spdl_torch.errors import DecodeError
+from spdl_torch.errors import DecodeError, SourceChangedError
 from spdl_torch.io._cache.folders import HAS_LOCKS, file_stamp, hash_of
 from spdl_torch.io._remote import is_url, read_url_range
 from spdl_torch.io._resuming import Version, open_resuming, version_of
 from spdl_torch.io._retry import RETRIES, RetryPolicy
 from spdl_torch.io._tar import DEFAULT_MAX_BYTES, MissingEndError, TarReader
 from spdl_torch.loader.error_notes import is_of_handler
+from spdl_torch.scopes import scope
 
 from ...engine.channel import Channel, ChannelClosed, EndOfChannel
 from ...engine.threads import ThreadGroup
@@ -170,15 +171,16 @@ def shard_files(
     if max_bytes is not None and cache is None:
         raise ValueError(f"{who}: max_bytes={max_bytes!r} is for copies. Pass cache=FOLDER, too.")
     ahead = whole(who, "ahead", ahead, 0)
-    if cache == "memory":
+    if cache in ("memory", "") or (cache is not None and is_url(names_in(who, cache)[0])):
         raise ValueError(
-            f'{who}: cache="memory" is for samples: name a folder for whole shards, in '
-            "/dev/shm to have them in memory."
+            f"{who}: cache must be a folder on a local disk for whole shards, in /dev/shm to have "
+            f"them in memory, got {cache!r}."
         )
     copies = None
     if cache is not None and HAS_LOCKS:
         copies = ShardCopies(os.path.abspath(os.fspath(cache)), max_bytes)
-    return ShardFiles(RetryPolicy(retries), storage_options, copies, ahead)
+    policy = RetryPolicy(whole(who, "retries", retries, 0))
+    return ShardFiles(policy, storage_options, copies, ahead)
 
 
 class KeptFile(str):
@@ -260,9 +262,24 @@ def numbered_samples(
 
     A lost connection is opened again, and reading goes on where it was.
     """
-    with files.open(url) as file:
+    with files.open(url) as file, unchanged(url, files):
         reader = TarReader(file, files.named(url), max_member_bytes=max_bytes)
         yield from grouped_samples(reader, url, max_bytes, wanted)
+
+
+@scope
+def unchanged(name: str, files: ShardFiles) -> Iterator[None]:
+    """Raises: SourceChangedError: a local file was written to in this block. (Of a URL, whoever
+    reads it notices; a copy never changes; a file that is removed is read as it was.)"""
+    is_watched = files.copies is None and not is_url(name)
+    before = file_stamp(name) if is_watched else 0
+    yield
+    with suppress(FileNotFoundError):
+        if is_watched and file_stamp(name) != before:
+            raise SourceChangedError(
+                f"{name}: changed while it was read. Write new content under a new name, and begin "
+                "the pass again."
+            )
 
 
 def key_and_field(name: str) -> tuple[str, str] | None:
