@@ -47,18 +47,24 @@ def kept_copy(url: str) -> BinaryIO | None:
     return None if opens is None else opens()
 
 
-def _fetch(url: str, storage_options: Mapping[str, Any] | None) -> bytes:
-    if (copy := kept_copy(url)) is not None:
-        with copy:
-            return copy.read()
-    system, path = file_system(url, storage_options)
-    if "::" in url:  # caches implement open() themselves, other calls less reliably
-        with system.open(path, "rb") as file:
-            return cast("bytes", file.read())
-    # s3fs otherwise looks up the size first, perhaps in an old listing, and reads large objects in
-    # parts that need not be of one version.
-    in_one_request = {"max_concurrency": 1} if "s3" in system.protocol else {}
-    return cast("bytes", system.cat_file(path, **in_one_request))
+def _fetch(
+    url: str, storage_options: Mapping[str, Any] | None, first: int = 0, end: int | None = None
+) -> bytes:
+    """Read the whole content, or the bytes from ``first`` up to ``end``."""
+    file: Any = kept_copy(url)
+    if file is None:
+        system, path = file_system(url, storage_options)
+        if "::" not in url:
+            part = {} if end is None else {"start": first, "end": end}
+            # s3fs otherwise looks up the size first, perhaps in an old listing, and reads large
+            # objects in parts that need not be of one version.
+            in_one_request = {"max_concurrency": 1} if "s3" in system.protocol else {}
+            return cast("bytes", system.cat_file(path, **part, **in_one_request))
+        file = system.open(path, "rb")  # caches implement it themselves, other calls less reliably
+    with file:
+        if first:
+            file.seek(first)
+        return cast("bytes", file.read(-1 if end is None else end - first))
 
 
 def read_url_range(
@@ -68,13 +74,7 @@ def read_url_range(
 
     Raises: OSError: others come, because the server ignores ranges or the file is shorter.
     """
-    system, path = file_system(url, storage_options)
-    if "::" in url:
-        with system.open(path, "rb") as file:
-            file.seek(first)
-            content = cast("bytes", file.read(end - first))
-    else:
-        content = cast("bytes", system.cat_file(path, start=first, end=end))
+    content = _fetch(url, storage_options, first, end)
     if len(content) != end - first:
         raise OSError(
             errno.EINVAL,

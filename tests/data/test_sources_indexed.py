@@ -84,6 +84,8 @@ def test_samples_are_read_at_random_behind_urls(folder, tmp_path):
         found = TarShards("memory://indexed/*.tar", index=True)
         assert [found[place]["__key__"] for place in range(len(found))] == ALL
         assert keys(found.shard(1, 4)) == keys(TarShards(folder / "*.tar").shard(1, 4))
+        chain = TarShards("simplecache::memory://indexed/0.tar", index=True)
+        assert [chain[place]["__key__"] for place in (6, 2)] == [ALL[6], ALL[2]]
         memory.rm("/indexed/3.index.json")
         with pytest.raises(FileNotFoundError, match=r"3\.index\.json"):
             TarShards("memory://indexed/*.tar", index=True)

@@ -277,6 +277,7 @@ def test_store_is_asked_for_a_sample_as_often_as_for_a_shard(bucket, tmp_path, m
     monkeypatch.setattr("spdl_torch.io._retry.time.sleep", lambda seconds: None)
     urls = put_shards(bucket, 1, 9, tmp_path)
     source = TarShards(urls, index=True, retries=1, storage_options=bucket.options)
+    assert numbers_of([source[3]]) == [3]
     num_before, bucket.faults = bucket.num_gets, ["busy"] * 1000
     with pytest.raises(OSError, match="reduce your request rate") as caught:
         source[3]
