@@ -15,6 +15,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import _early_names  # noqa: F401 - before any file of tests can start a loader
 import _spawned
+import fsspec
 import pytest
 from _gates import quiet_log
 from _memory import make_cheap_to_fork
@@ -98,6 +99,14 @@ def quiet():
     """Without the engine's log lines about dropped items."""
     with quiet_log():
         yield
+
+
+@pytest.fixture
+def memory():
+    """fsspec's file system in memory, empty afterwards."""
+    system = fsspec.filesystem("memory")
+    yield system
+    system.rm("/", recursive=True)
 
 
 @pytest.fixture(scope="module")

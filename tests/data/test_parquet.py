@@ -10,7 +10,6 @@ import wave
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice
 
-import fsspec
 import numpy as np
 import pytest
 import torch
@@ -61,16 +60,6 @@ def folder(tmp_path_factory):
         x=lambda n: pa.array(n / 3, pa.float32()),
         text=lambda n: pa.array([f"row {each}" for each in n], pa.string()),
     )
-
-
-@pytest.fixture
-def memory(folder):
-    """fsspec's file system in memory, with the folder as /rows; empty afterwards."""
-    system = fsspec.filesystem("memory")
-    for path in folder.iterdir():
-        system.pipe(f"/rows/{path.name}", path.read_bytes())
-    yield system
-    system.rm("/", recursive=True)
 
 
 @settings(max_examples=80)
@@ -159,12 +148,14 @@ def test_a_shuffled_pass_is_resumed_without_the_row_groups_before(tmp_path):
         list(shuffled())
 
 
-def test_a_batch_reads_each_row_group_once_and_a_bounded_number_of_them_is_kept(monkeypatch):
+def test_a_batch_reads_each_row_group_once_and_a_bounded_number_of_them_is_kept(
+    monkeypatch, memory
+):
     """256 MB, of those that were asked for last; one for all threads that ask for it at once."""
     content, opened, really = io.BytesIO(), [], MemoryFileSystem._open
     size = 4_000_000  # rows in a group: 32 MB
     pq.write_table(pa.table({"n": np.repeat(np.arange(10), size)}), content, row_group_size=size)
-    fsspec.filesystem("memory").pipe("/large.parquet", content.getvalue())
+    memory.pipe("/large.parquet", content.getvalue())
     source = Parquet("memory://large.parquet")
 
     def counting(self, *args, **options):
@@ -192,7 +183,6 @@ def test_a_batch_reads_each_row_group_once_and_a_bounded_number_of_them_is_kept(
     assert num_reads(8) == 1
     assert num_reads(*range(1, 9)) == 0
     assert num_reads(0) == 1
-    fsspec.filesystem("memory").rm("/large.parquet")
 
 
 def images(numbers):
@@ -396,6 +386,8 @@ def test_it_is_mixed_packed_cached_and_ordered_by_position(folder, kinds):
 
 def test_files_are_found_by_folder_glob_name_and_url(folder, tmp_path, memory):
     """In the order given; those of a folder and a glob by name."""
+    for path in folder.iterdir():
+        memory.pipe(f"/rows/{path.name}", path.read_bytes())
     (tmp_path / "b.pq").write_bytes((folder / "2.parquet").read_bytes())
     (tmp_path / "README.md").write_text("not one")
     for files in (folder, folder / "*.parquet", "memory://rows", "memory://rows/*.parquet"):

@@ -6,7 +6,6 @@ import json
 import re
 import tarfile
 
-import fsspec
 import pytest
 from _tars import FORMATS, SIZES, keys, shard_of, tar_of, write_shard, write_shards
 from hypothesis import example, given, settings, strategies as st
@@ -73,24 +72,20 @@ def test_positions_are_those_of_the_part(shards):
         shards.shuffle(0)[0]
 
 
-def test_samples_are_read_at_random_behind_urls(folder, tmp_path):
+def test_samples_are_read_at_random_behind_urls(folder, memory):
     """By a request for each sample; the index is asked for, not looked for."""
-    memory = fsspec.filesystem("memory")
     for path in folder.iterdir():
         memory.pipe(f"/indexed/{path.name}", path.read_bytes())
-    try:
-        with pytest.raises(TypeError, match="index=True"):
-            len(TarShards("memory://indexed/*.tar"))
-        found = TarShards("memory://indexed/*.tar", index=True)
-        assert [found[place]["__key__"] for place in range(len(found))] == ALL
-        assert keys(found.shard(1, 4)) == keys(TarShards(folder / "*.tar").shard(1, 4))
-        chain = TarShards("simplecache::memory://indexed/0.tar", index=True)
-        assert [chain[place]["__key__"] for place in (6, 2)] == [ALL[6], ALL[2]]
-        memory.rm("/indexed/3.index.json")
-        with pytest.raises(FileNotFoundError, match=r"3\.index\.json"):
-            TarShards("memory://indexed/*.tar", index=True)
-    finally:
-        memory.rm("/", recursive=True)
+    with pytest.raises(TypeError, match="index=True"):
+        len(TarShards("memory://indexed/*.tar"))
+    found = TarShards("memory://indexed/*.tar", index=True)
+    assert [found[place]["__key__"] for place in range(len(found))] == ALL
+    assert keys(found.shard(1, 4)) == keys(TarShards(folder / "*.tar").shard(1, 4))
+    chain = TarShards("simplecache::memory://indexed/0.tar", index=True)
+    assert [chain[place]["__key__"] for place in (6, 2)] == [ALL[6], ALL[2]]
+    memory.rm("/indexed/3.index.json")
+    with pytest.raises(FileNotFoundError, match=r"3\.index\.json"):
+        TarShards("memory://indexed/*.tar", index=True)
 
 
 def test_source_without_an_index_is_read_from_the_front(tmp_path):

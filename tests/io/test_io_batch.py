@@ -172,6 +172,9 @@ NO_INT = r": (width|height) must be an int or None, in pixels, got .*\. Convert 
         (lambda path: load_image_batch(path, width=8, height=8), TypeError, "list of sources"),
         (lambda _: load_image_batch([], width=8, height=8), ValueError, "at least one image"),
         (lambda path: load_image(path, 0, 8), ValueError, "must be >= 1"),
+        (lambda path: decode_image(path.with_name("gone.jpg")), FileNotFoundError, r"gone\.jpg"),
+        (lambda _: decode_image(7), TypeError, "got int"),
+        (lambda _: decode_image(torch.zeros(3, 4, 4)), TypeError, "uint8 with one dimension"),
         (lambda path: image_loader(path, at_least=(0, 8)), ValueError, "must be >= 1"),
     ],
 )

@@ -96,13 +96,6 @@ def test_package_is_named_when_a_protocol_needs_it(monkeypatch):
     assert caught.value.name == "no_such_package"
 
 
-def test_thing_that_is_no_path_is_refused():
-    """Rather than read from a file descriptor."""
-    for path in (b"bytes", 5, None):
-        with pytest.raises(TypeError, match="expected a path or a URL, got"):
-            Reader()(path)
-
-
 def test_read_is_repeated_when_the_error_may_pass():
     """Up to `retries` times, and counted."""
     Flaky.errors = [TimeoutError("slow"), ConnectionResetError("gone"), OSError(errno.EIO, "disk")]
@@ -189,7 +182,10 @@ def test_retries_are_logged_without_flooding(caplog):
 
 
 def test_options_are_checked():
-    """When the reader is made, not when it reads."""
+    """When the reader is made, not when it reads; and a number is no file's."""
+    for path in (b"bytes", 5, None):
+        with pytest.raises(TypeError, match="expected a path or a URL, got"):
+            Reader()(path)
     with pytest.raises(ValueError, match="retries must be >= 0, got -1"):
         Reader(retries=-1)
     with pytest.raises(TypeError, match=r"retries must be an int, got 1\.5"):
