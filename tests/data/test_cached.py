@@ -33,6 +33,7 @@ from PIL import Image
 from torch.utils.data import Subset
 
 import spdl_torch
+from spdl_torch import ImageFolder
 from spdl_torch.data import cached, caching as caching_module
 from spdl_torch.data.sources import TarShards
 from spdl_torch.io import image_loader
@@ -464,8 +465,8 @@ def test_image_folder_reads_each_file_once(folder, place, make_options, tmp_path
     """The same bits as without a cache; and, with a version, without the files."""
     options = make_options()
     cache = place if place == "memory" else tmp_path / "cache"
-    plain = spdl_torch.ImageFolder(folder, **options)
-    kept = spdl_torch.ImageFolder(folder, cache=cache, version=1, **options)
+    plain = ImageFolder(folder, **options)
+    kept = ImageFolder(folder, cache=cache, version=1, **options)
 
     def epoch(dataset):
         return list(spdl_torch.DataLoader(dataset, batch_size=4, seed=1))
@@ -487,8 +488,8 @@ def test_file_that_changed_is_read_anew(folder, tmp_path, how):
     def make():
         if how == "encoded":
             options = {"transform": transforms.Resize((5, 5)), "loader": image_loader}
-            return spdl_torch.ImageFolder(folder, cache=tmp_path / "cache", **options)
-        inner = spdl_torch.ImageFolder(folder, transforms.Resize((5, 5)), loader=image_loader)
+            return ImageFolder(folder, cache=tmp_path / "cache", **options)
+        inner = ImageFolder(folder, transforms.Resize((5, 5)), loader=image_loader)
         return cached(Subset(inner, range(6)), tmp_path / "cache")
 
     kept = make()
@@ -506,7 +507,7 @@ def test_file_that_changed_is_read_anew(folder, tmp_path, how):
 def test_damaged_image_is_named_when_it_comes_from_the_cache(folder, tmp_path):
     """As without one."""
     Path(folder, "class_1", "1.png").write_bytes(b"no image")
-    kept = spdl_torch.ImageFolder(folder, crops(), cache=tmp_path / "cache")
+    kept = ImageFolder(folder, crops(), cache=tmp_path / "cache")
     for _ in range(2):
         with pytest.raises(spdl_torch.DecodeError, match=r"class_1/1\.png: not an image"):
             kept[3]
@@ -537,13 +538,13 @@ def images(number):
     """One photograph, by a relative path."""
     Path("root", "a").mkdir(parents=True)
     Image.new("RGB", (8, 8), (number, 0, 0)).save("root/a/0.bmp")
-    return spdl_torch.ImageFolder("root")
+    return ImageFolder("root")
 
 
 def caches_of(dataset, folder, version):
     """What keeps its samples, one way or another."""
-    if isinstance(dataset, spdl_torch.ImageFolder):
-        return [spdl_torch.ImageFolder("root", cache=folder, version=version)]
+    if isinstance(dataset, ImageFolder):
+        return [ImageFolder("root", cache=folder, version=version)]
     kept = [cached(each, folder, version=version) for each in (dataset, Subset(dataset, [0, 1]))]
     return kept + [TarShards("a.tar", cache=folder)] * isinstance(dataset, TarShards)
 
@@ -702,6 +703,16 @@ def test_memory_is_free_when_the_last_process_has_ended(ends):
         (lambda path: cached([1], max_bytes=0), ValueError, "max_bytes must be >= 1 or None"),
         (lambda path: cached([1])[1], IndexError, "index 1 is out of range for 1 samples"),
         (lambda path: [kept[n] for kept in [cached([1])] for n in (0, 0.0)], TypeError, "float"),
+        (
+            lambda path: ImageFolder(path, max_bytes=5),
+            ValueError,
+            "max_bytes and version are for a",
+        ),
+        (lambda path: ImageFolder(path, version=1), ValueError, "max_bytes and version are for a"),
+        (
+            lambda path: ImageFolder(path, loader=len, cache="memory"),
+            *(spdl_torch.UnsupportedOptionError, "a loader of your own reads by"),
+        ),
         (lambda path: cached([open])[0] and cached([lambda: 0])[0], TypeError, "cannot be kept"),
     ],
 )
@@ -709,12 +720,3 @@ def test_bad_cache_is_refused(call, error, message, tmp_path):
     """With the argument, and what would be right."""
     with pytest.raises(error, match=message):
         call(tmp_path)
-
-
-def test_options_of_a_cache_that_is_not_used_are_refused(folder):
-    """Without one; or with a loader of one's own, which reads files by itself, past the cache."""
-    for options in ({"max_bytes": 5}, {"version": 1}):
-        with pytest.raises(ValueError, match="max_bytes and version are for a cache"):
-            spdl_torch.ImageFolder(folder, **options)
-    with pytest.raises(spdl_torch.UnsupportedOptionError, match="a loader of your own reads by"):
-        spdl_torch.ImageFolder(folder, loader=len, cache="memory")
