@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 import pytest
 from _at_call import AtCall
 from _covering import by_pairs
-from _datasets import IndexStream, Indices, share_of_worker
+from _datasets import IndexStream, Indices, Made, share_of_worker
 from _gates import until
 from _inside import is_waiting
 from _seats import FORKED, NONE, THREADS, in_every_seat, in_seats
@@ -68,24 +68,21 @@ def test_state_that_a_handler_takes_has_what_the_loop_has_not_had(seat, kind):
     assert place > 10
 
 
-def raise_too_late(*_):
-    raise TimeoutError
+def limited(index):
+    """A sample that limits its time by a handler of its own; one takes too long."""
+
+    def raise_too_late(*_):
+        raise TimeoutError
+
+    signal.signal(signal.SIGUSR1, raise_too_late)
+    if index == 3:
+        signal.raise_signal(signal.SIGUSR1)
+    return index
 
 
-class Limited(Indices):
-    """Limits the time of a sample by a handler of its own; one sample takes too long."""
-
-    def __getitem__(self, index):
-        signal.signal(signal.SIGUSR1, raise_too_late)
-        if index == 3:
-            signal.raise_signal(signal.SIGUSR1)
-        return super().__getitem__(index)
-
-
-@in_seats(FORKED)
-def test_limit_that_a_dataset_sets_in_a_worker_process_is_the_samples(seat):
+def test_limit_that_a_dataset_sets_in_a_worker_process_is_the_samples():
     """It is left out like any other that fails."""
-    loader = seat.loader(Limited(8), 4, on_error="skip", error_budget=1)
+    loader = FORKED.loader(Made(limited, 8), 4, on_error="skip", error_budget=1)
     assert [batch.tolist() for batch in loader] == [[0, 1, 2], [4, 5, 6, 7]]
 
 

@@ -322,26 +322,6 @@ def test_note_never_replaces_the_error(kind, num_workers):
     error.with_traceback(None)
 
 
-class StuckSample(Indices):
-    """The worker that draws sample 0 waits for ever."""
-
-    def __init__(self, gate):
-        super().__init__()
-        self.gate = gate
-
-    def __getitem__(self, index):
-        assert index or self.gate.wait(2 * PATIENCE_SECONDS)
-        return index
-
-
-class Stuck(StuckSample, IterableDataset):
-    """Worker 0 waits for ever."""
-
-    def __iter__(self):
-        self[get_worker_info().id]
-        return iter(range(30))
-
-
 @pytest.mark.parametrize("loader_class", [ThreadLoader, DataLoader, torch_loader])
 @pytest.mark.parametrize("rng", ["sample", "worker"])
 def test_stuck_worker_does_not_stop_the_others(loader_class, rng):
@@ -350,7 +330,17 @@ def test_stuck_worker_does_not_stop_the_others(loader_class, rng):
     from torch import multiprocessing
 
     gate = multiprocessing.get_context("fork").Event()
-    data, count = (Stuck(gate), 30) if rng == "sample" else (StuckSample(gate), 9)
+
+    def stuck_at_0(number):
+        assert number or gate.wait(2 * PATIENCE_SECONDS)
+        return number
+
+    class Stream(IterableDataset):
+        def __iter__(self):
+            stuck_at_0(get_worker_info().id)
+            return iter(range(30))
+
+    data, count = (Stream(), 30) if rng == "sample" else (Made(stuck_at_0), 9)
     given = {} if loader_class is torch_loader else {"rng": rng}
     batches = iter(
         loader_class(data, num_workers=2, in_order=False, timeout=PATIENCE_SECONDS, **given)

@@ -13,7 +13,7 @@ from collections import Counter
 
 import pytest
 import torch
-from _datasets import KINDS, MAP_STYLE, Broken, Drawing, Rows, Stream
+from _datasets import KINDS, MAP_STYLE, Broken, Drawing, Made, Rows, Stream
 from _gates import PATIENCE_SECONDS, in_thread, result_of, until
 from _loader_helpers import as_list, assert_threads_end, loader_threads
 from _seats import (
@@ -285,33 +285,22 @@ def test_closed_loader_has_no_workers_and_begins_anew(seat, kind, persistent):
     until(lambda: set(multiprocessing.active_children()) <= processes)
 
 
-class UnderWay(Dataset):
-    """Its first sample takes until the loader is about to be closed, and a while."""
-
-    thread_safe = True
-
-    def __init__(self):
-        self.begun, self.closing, self.done = (threading.Event() for _ in range(3))
-
-    def __len__(self):
-        return 1
-
-    def __getitem__(self, index):
-        self.begun.set()
-        assert self.closing.wait(PATIENCE_SECONDS)
-        sum(range(1 << 20))
-        self.done.set()
-        return index
-
-
 def test_close_waits_for_the_samples_under_way_on_threads():
     """Nobody uses the dataset any more when it returns."""
-    data = UnderWay()
-    loader = THREADS.loader(data)
+    begun, closing, done = (threading.Event() for _ in range(3))
+
+    def sample(index):
+        begun.set()
+        assert closing.wait(PATIENCE_SECONDS)
+        sum(range(1 << 20))  # a while
+        done.set()
+        return index
+
+    loader = THREADS.loader(Made(sample, 1))
     batches = iter(loader)
-    assert data.begun.wait(PATIENCE_SECONDS)
-    data.closing.set()
+    assert begun.wait(PATIENCE_SECONDS)
+    closing.set()
     loader.close()
-    assert data.done.is_set()
+    assert done.is_set()
     with pytest.raises(PipelineStopped, match="closed"):
         next(batches)
