@@ -98,6 +98,32 @@ def test_workers_join_and_leave():
     assert {info.num_workers for info in inside.values()} == {8}
 
 
+def test_workers_that_are_about_to_leave_are_not_counted(monkeypatch):
+    """Their numbers are free when they have left: nobody joins in their place before, and later the
+    last one does not leave for them."""
+    threads = type(crew_of(iter(DataLoader(MapData(1), num_workers=1))))
+    may_leave, leaving, is_surplus = threading.Event(), [], threads._is_surplus
+
+    def slowly(crew):
+        if not is_surplus(crew):
+            return False
+        leaving.append(threading.current_thread())
+        return may_leave.wait(PATIENCE_SECONDS)
+
+    monkeypatch.setattr(threads, "_is_surplus", slowly)
+    loader = DataLoader(Made(int, 200), num_workers=auto({"num_cores": 1, "max_threads": 2}))
+    batches = iter(loader)
+    resize(batches, 2)
+    resize(batches, 1)
+    got = [next(batches)]
+    until(lambda: leaving)
+    resize(batches, 2)
+    assert loader.num_workers == 1
+    resize(batches, 1)
+    may_leave.set()
+    assert len([*got, *batches]) == 200
+
+
 def test_worker_that_joins_and_cannot_start_ends_the_epoch():
     """The loop has its error, and then the end."""
     loader = DataLoader(

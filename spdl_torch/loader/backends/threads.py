@@ -132,7 +132,10 @@ class Threads(Crew):
         for number in joining:
             self._epochs[number] = Channel(MAX_EPOCHS_WAITING)
             self._epochs[number].put(epoch)
-        if missing := self._start_threads(joining) if joining else 0:
+        missing = self._start_threads(joining) if joining else 0
+        # Those who are about to leave still have their numbers, and nobody else joins in their
+        # place: to count more than there are would let all leave the next time.
+        if missing := missing + max(0, more) - len(joining):
             self._set_size(num_workers - missing, max_outstanding)
         return self._spec.num_workers
 
