@@ -168,7 +168,8 @@ class Run:
             self._probing.begin()
         self._started_ns = perf_counter_ns()
         parts: list[Source | Stage] = [self.source, *self.stages]
-        if any(stage.spec.is_async for stage in self.stages):
+        # A list: Ctrl-C as a generator that is not used up goes would be lost.
+        if [stage for stage in self.stages if stage.spec.is_async]:
             self.loop.begin()
         try:
             for part in parts:

@@ -210,7 +210,7 @@ class ThreadGroup:
                 continue
             begun.append(thread)
             thread.join(None if deadline is None else max(0.0, deadline - monotonic()))
-        return not any(thread.is_alive() for thread in begun)
+        return not [thread for thread in begun if thread.is_alive()]
 
     def threads(self) -> list[threading.Thread]:
         """Return the threads that were started, in that order; perhaps with ended ones."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import logging
 import signal
 import sys
 import threading
+
+_KEEP_THEIR_LOCKS = threading.__file__, logging.__file__
 
 
 class AtCall:
@@ -38,8 +41,8 @@ class AtCall:
 
     def _look(self, frame, event, argument):
         # A Condition that is interrupted while it is entered keeps its lock: Python's own, and met
-        # by every start of a thread.
-        if event not in ("call", "c_return") or frame.f_code.co_filename == threading.__file__:
+        # by every start of a thread. So does logging, where it looks for a level the first time.
+        if event not in ("call", "c_return") or frame.f_code.co_filename in _KEEP_THEIR_LOCKS:
             return
         if frame.f_code is AtCall.__exit__.__code__:  # it has to end what it has begun
             return
