@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from types import AsyncGeneratorType, GeneratorType, GenericAlias
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from ..checks import check_whole
-from ..shown_text import printable_line, short_repr
+from ..shown_text import printable_line
 from .ops import OpKind, as_op, locate, name_of, runs_on_one_thread
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ T_co = TypeVar("T_co", covariant=True)
 
 OutputOrder = Literal["completion", "input"]
 MaxFailures = int | float | Real
+
+_SHORT = reprlib.Repr()  # which does not look at all of a long source
+_SHORT.maxother = _SHORT.maxstring = 120
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class SourceSpec:
 
     def __repr__(self) -> str:
         """Return the fields; of a long source only the beginning."""
-        shown = short_repr(self.source, 120)
+        shown = _SHORT.repr(self.source)
         return (
             f"{type(self).__name__}(source={shown}, continuous={self.continuous}, "
             f"name={self.name!r})"
