@@ -34,17 +34,21 @@ def start(*threads: threading.Thread) -> None:
         # begun, or have ended: what a handler raises in its callbacks, which are written in Python,
         # as the last reference to a thread goes, would be lost.
         getattr(threading, "_dangling", set()).difference_update(threads)
-        for thread in threads:
-            mine: Any = thread
-            # A private name of Python: where it is not an Event, the thread starts as always.
-            if isinstance(getattr(mine, "_started", None), threading.Event):
-                mine._started = _Started()
-            mine.spdl_started_ns = perf_counter_ns()
-            thread.start()
-        for thread in threads:
-            if isinstance(started := getattr(thread, "_started", None), _Started):
-                threading.Event.wait(started)
-            _latest.append(thread.native_id)
+        begun: list[threading.Thread] = []
+        try:
+            for thread in threads:
+                mine: Any = thread
+                # A private name of Python: where it is not an Event, the thread starts as always.
+                if isinstance(getattr(mine, "_started", None), threading.Event):
+                    mine._started = _Started()
+                mine.spdl_started_ns = perf_counter_ns()
+                thread.start()
+                begun.append(thread)
+        finally:  # the system may have no thread for one, and those before it are joined then
+            for thread in begun:
+                if isinstance(started := getattr(thread, "_started", None), _Started):
+                    threading.Event.wait(started)
+                _latest.append(thread.native_id)
 
 
 class _Started(threading.Event):
