@@ -194,9 +194,7 @@ class KeptTables:
     def __reduce__(self) -> Any:
         return KeptTables, ()
 
-    def get(
-        self, number: int, read: Callable[[int], pa.Table], wait: Callable[[int], None]
-    ) -> pa.Table:
+    def get(self, number: int, read: Callable[[int], Any], wait: Callable[[int], Any]) -> Any:
         """Return a table, which ``read`` reads if it is not here; while another thread does,
         ``wait`` is called first. Raises: what these raise."""
         if self._process != os.getpid():  # forked, where another thread may hold the lock

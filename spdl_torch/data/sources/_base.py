@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ._copies import ShardCopies
+    from ._shard import ShardFiles
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -40,6 +41,8 @@ class DataSource(ABC, Generic[T_co]):
 
     epoch = 0
     """The epoch whose order the next iteration has; see :meth:`set_epoch`."""
+    _files: ShardFiles | None = None
+    """What opens the shards or files of a source that has some."""
     _has_all_it_counts = True
     """Whether a pass has ``len()`` items, if that is known; else it may have fewer."""
 
@@ -87,7 +90,7 @@ class DataSource(ABC, Generic[T_co]):
 
     def _counters(self) -> Iterable[ShardCopies]:
         """Return the copies that shards are read from; sources made from one share its own."""
-        return ()
+        return () if self._files is None else filter(None, [self._files.copies])
 
     def __iter__(self) -> Iterator[T_co]:
         return self.iterate()
@@ -165,7 +168,8 @@ class ListSource(DataSource[T_co], Sequence[T_co]):
         return f"<{type(self).__name__} of {len(self)} items{steps}>"
 
     def _counters(self) -> Iterable[ShardCopies]:
-        return self._items._counters() if isinstance(self._items, DataSource) else ()
+        own = super()._counters()
+        return self._items._counters() if isinstance(self._items, DataSource) else own
 
     def __len__(self) -> int:
         length = len(self._items)

@@ -8,7 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from time import perf_counter_ns, time_ns
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
 from spdl_torch.engine.shared import lock_held_at_forks
 from spdl_torch.scopes import scope
@@ -21,6 +21,7 @@ BUFFER_BYTES = 1 << 18
 """A sample and the next header come in one read of the disk."""
 
 _PIECE_BYTES = 1 << 20
+_MayStop: TypeAlias = Callable[[], bool] | None
 _VISIBLE_SECONDS = 0.1
 
 _counting = lock_held_at_forks()
@@ -54,7 +55,7 @@ class ShardCopies:
         stamp: tuple[int, int | None],
         num_bytes: int | None,
         download: Callable[[], BinaryIO],
-        may_stop: Callable[[], bool] | None,
+        may_stop: _MayStop,
     ) -> BinaryIO | None:
         """Open the copy of a shard, downloaded if it is not there; None = the disk is full.
 
@@ -72,7 +73,7 @@ class ShardCopies:
                 name = [name, *(each for each in _copies_in(folder) if each[:16] == shard)][-1]
             there = file = _opened(folder, name, num_bytes or 0)
             while file is None and not self._is_full:
-                self._download(download, folder, f"{shard}.part", name, num_bytes, may_stop)
+                self._download(folder, name, download, num_bytes or 0, may_stop)
                 file = _opened(folder, name)
         except OSError as error:
             if error.errno not in NO_ROOM:
@@ -113,22 +114,17 @@ class ShardCopies:
             self._counts.update(new)
 
     def _download(
-        self,
-        download: Callable[[], Any],
-        folder: int,
-        unfinished: str,
-        name: str,
-        num_bytes: int | None,
-        may_stop: Callable[[], bool] | None,
+        self, folder: int, name: str, download: Any, num_bytes: int, may_stop: _MayStop
     ) -> None:
         """Make a copy, or wait until another thread or process has made or left it."""
+        unfinished = f"{name[:16]}.part"
         part = open_in(folder, unfinished)
         with locked(part):
             # Another may have given it the shard's name meanwhile, and it may be gone since.
             if not is_at(unfinished, part, folder) or os.access(name, os.F_OK, dir_fd=folder):
                 return
             try:
-                with self._room(folder, num_bytes or 0):
+                with self._room(folder, num_bytes):
                     pass
                 with download() as source, open(part, "wb", closefd=False) as copy:
                     copy.truncate()  # what a killed process has left

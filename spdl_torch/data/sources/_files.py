@@ -5,19 +5,15 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spdl_torch.io._remote import Reader, glob_url, is_url
 from spdl_torch.io._retry import RETRIES
 
 from ._base import ListSource, names_in
-from ._shard import KeptFile, shard_files
-
-if TYPE_CHECKING:
-    from ._copies import ShardCopies
-
+from ._shard import KeptFile, ShardFiles, shard_files
 
 _ANY_FOLDERS = re.compile(rf"(^|[/{re.escape(os.sep)}])\*\*([/{re.escape(os.sep)}]|$)")
 
@@ -38,6 +34,8 @@ class Files(ListSource[str]):
     The names are found once, here. Raises: FileNotFoundError: a pattern matches no file;
     ValueError: ``cache`` for a file that is no URL.
     """
+
+    _files: ShardFiles
 
     def __init__(
         self,
@@ -62,24 +60,20 @@ class Files(ListSource[str]):
             if not names:
                 raise nothing_found("Files", pattern, ends)
             found.update(names)
-        if self._files.copies is None:
-            super().__init__(sorted(found))
-            return
-        for name in found:
-            if not is_url(name):
+        files = sorted(found)
+        if self._files.copies is not None:
+            if local := [name for name in files if not is_url(name)]:
                 raise ValueError(
-                    f"Files: cache= keeps files of URLs, got {name!r}. A slow disk's "
-                    "files have URLs, too: file:///FOLDER/*.mp4"
+                    f"Files: cache= keeps files of URLs, got {local[0]!r}. A slow disk's files "
+                    "have URLs, too: file:///FOLDER/*.mp4"
                 )
-        super().__init__([KeptFile(url, self._files) for url in sorted(found)])
+            files = [KeptFile(url, self._files) for url in files]
+        super().__init__(files)
 
     def iterate(self, start: int = 0) -> Iterator[str]:
         """Iterate from position ``start`` on, while the next files are fetched for ``cache``."""
         names = super().iterate(start)
         return names if self._files.copies is None else self._files.each([*names])
-
-    def _counters(self) -> Iterable[ShardCopies]:
-        return filter(None, [self._files.copies])
 
 
 class FileList(ListSource[str]):

@@ -79,13 +79,9 @@ class TarIndex:
             return
         if self.samples["key"][-1:] != [split[0]]:
             self._end_sample(start)
-            sample: tuple[Any, ...] = (split[0], start, None, 0)
-            for column, value in zip(_SAMPLE_COLUMNS, sample, strict=True):
-                self.samples[column].append(value)
+            _append(self.samples, split[0], start, None, 0)
         self.samples["num_files"][-1] += 1
-        file: tuple[Any, ...] = (name, offset, size, crc32)
-        for column, value in zip(FILE_COLUMNS, file, strict=True):
-            self.files[column].append(value)
+        _append(self.files, name, offset, size, crc32)
 
     def finish(self, end: int, num_bytes: int) -> None:
         """Record where the last file ends, and how large the tar is."""
@@ -133,6 +129,11 @@ class TarIndex:
             raise ValueError("a checksum must have 32 bits")
         if max(map(add, offsets, sizes), default=0) > self.num_bytes:
             raise ValueError("a sample must end within the tar")
+
+
+def _append(columns: Columns, *values: Any) -> None:
+    for column, value in zip(columns.values(), values, strict=True):
+        column.append(value)
 
 
 def _lengths(columns: Columns) -> dict[str, int]:

@@ -7,7 +7,7 @@ import operator
 import os
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from io import UnsupportedOperation
 from itertools import chain, groupby
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from spdl_torch.checks import check_whole
-from spdl_torch.errors import DecodeError, SourceChangedError
+from spdl_torch.errors import DecodeError
 from spdl_torch.io._cache.folders import file_stamp
 from spdl_torch.io._remote import is_url
 from spdl_torch.io._retry import RETRIES, note_failure
@@ -27,7 +27,7 @@ from ._arrow import KeptTables, Rows, columns_of, rows_of, shuffled, sized, with
 from ._base import checked_start, random_of, seed_of
 from ._files import find_files, nothing_found
 from ._index import pieces, read_each
-from ._shard import ShardFiles, ShardSource
+from ._shard import ShardFiles, ShardSource, changed, check_unchanged
 
 if TYPE_CHECKING:
     import random
@@ -158,8 +158,7 @@ class Parquet(ShardSource):
 
     def iterate(self, start: int = 0) -> Iterator[dict[str, Any]]:
         """Iterate from the ``start``-th item on; row groups before it are not read."""
-        start = checked_start(self, start)
-        return self._with()._items(start * (self._batch_size or 1))
+        return self._with()._items(checked_start(self, start) * (self._batch_size or 1))
 
     def _found(self, pattern: str) -> list[str]:
         is_named = not glob.has_magic(pattern) and pattern.lower().endswith(_ENDINGS)
@@ -180,11 +179,9 @@ class Parquet(ShardSource):
         else:
             batches = self._mixed(self._mix, first, end, start)
         if self._batch_size is None:
-            for batch in batches:
-                yield from rows_of(batch)
-            return
-        for table in sized(batches, self._batch_size):
-            yield columns_of(table)
+            yield from chain.from_iterable(map(rows_of, batches))
+        else:
+            yield from map(columns_of, sized(batches, self._batch_size))
 
     def _mixed(self, mix: Mix, first: int, end: int, start: int) -> Iterator[Any]:
         """Yield the rows of a part in the order of the epoch: window after window is shuffled, so
@@ -223,6 +220,7 @@ class Parquet(ShardSource):
         self, opened: pq.ParquetFile, place: tuple[int, int], low: int, high: int
     ) -> Iterator[pa.RecordBatch]:
         row, rows_at_once = 0, self._rows_at_once(place[0])
+        name, (_, stamp) = self.urls[place[0]], self._footers[place[0]]
         with self._damage_in(*place):
             batches = opened.iter_batches(
                 rows_at_once, [place[1]], list(self.columns), use_threads=False
@@ -232,11 +230,11 @@ class Parquet(ShardSource):
                 batch = next(batches, None)
             if batch is None:
                 raise DecodeError(
-                    f"{self.urls[place[0]]}: row group {place[1]} ends after {row} rows, and the "
-                    "footer says that it has more."
+                    f"{name}: row group {place[1]} ends after {row} rows, and the footer says that "
+                    "it has more."
                 )
             if row + len(batch) > low:
-                self._check_stamp(place[0])
+                check_unchanged(name, self._files, stamp[0])
                 yield batch.select(self.columns)[max(low - row, 0) : high - row]
             row += len(batch)
 
@@ -273,16 +271,8 @@ class Parquet(ShardSource):
         name, (footer, stamp) = self.urls[file], self._footers[file]
         with self._open(name, self._files, footer) as (opened, now):
             if not all(here in (None, then) for here, then in zip(now, stamp, strict=True)):
-                raise _changed(name)
+                raise changed(name)
             yield opened
-
-    def _check_stamp(self, file: int) -> None:
-        """Raises: SourceChangedError: a local file was written to since its footer was read."""
-        name, (_, (stamp, _)) = self.urls[file], self._footers[file]
-        if not is_url(name) and self._files.copies is None:
-            with suppress(FileNotFoundError):  # one that is removed is read as it was
-                if file_stamp(name) != stamp:
-                    raise _changed(name)
 
     @scope
     def _open(
@@ -367,13 +357,6 @@ class Parquet(ShardSource):
                         f"{self.urls[0]}. Write them with one type, or leave the column out."
                     )
         return names
-
-
-def _changed(name: str) -> SourceChangedError:
-    return SourceChangedError(
-        f"{name}: changed after its footer was read. Make the Parquet again, and write new content "
-        "under a new name."
-    )
 
 
 def _stamp_of(name: str, source: Any) -> _Stamp:

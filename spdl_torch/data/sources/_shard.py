@@ -7,7 +7,7 @@ import logging
 import os
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +21,6 @@ from spdl_torch.io._resuming import Version, open_resuming, version_of
 from spdl_torch.io._retry import RETRIES, RetryPolicy
 from spdl_torch.io._tar import DEFAULT_MAX_BYTES, MissingEndError, TarReader
 from spdl_torch.loader.error_notes import is_of_handler
-from spdl_torch.scopes import scope
 
 from ...engine.channel import Channel, ChannelClosed, EndOfChannel
 from ...engine.threads import ThreadGroup
@@ -77,15 +76,13 @@ class ShardFiles:
         todo.finish()  # those with the last names may read them yet
 
     def _fetch_all(self, todo: Channel[str]) -> None:
-        while True:
-            try:
+        with suppress(ChannelClosed, EndOfChannel):
+            while True:
                 url = str(todo.get())
-            except (ChannelClosed, EndOfChannel):
-                return
-            with suppress(Exception):
-                # It may stop as soon as the iteration has ended.
-                if (copy := self._copy(url, lambda: todo.closed)) is not None:
-                    copy.close()
+                with suppress(Exception):
+                    # It may stop as soon as the iteration has ended.
+                    if (copy := self._copy(url, lambda: todo.closed)) is not None:
+                        copy.close()
 
     def named(self, url: str) -> str:
         """Return the name of a shard in errors of its content: that of its copy, if it has one."""
@@ -179,8 +176,8 @@ def shard_files(
     copies = None
     if cache is not None and HAS_LOCKS:
         copies = ShardCopies(os.path.abspath(os.fspath(cache)), max_bytes)
-    policy = RetryPolicy(whole(who, "retries", retries, 0))
-    return ShardFiles(policy, storage_options, copies, ahead)
+    retries = whole(who, "retries", retries, 0)
+    return ShardFiles(RetryPolicy(retries), storage_options, copies, ahead)
 
 
 class KeptFile(str):
@@ -208,6 +205,7 @@ class ShardSource(StreamSource[dict[str, Any]]):
     """The base of the sources that read shards: their names, the options that all of them take, and
     what their copies count."""
 
+    _files: ShardFiles
     _WHAT = "shard"
     """The word for one, in errors."""
 
@@ -232,9 +230,6 @@ class ShardSource(StreamSource[dict[str, Any]]):
     @abstractmethod
     def _found(self, pattern: str) -> list[str]:
         """Return the names that one that was given means."""
-
-    def _counters(self) -> Iterable[ShardCopies]:
-        return filter(None, [self._files.copies])
 
 
 def read_samples(
@@ -262,24 +257,28 @@ def numbered_samples(
 
     A lost connection is opened again, and reading goes on where it was.
     """
-    with files.open(url) as file, unchanged(url, files):
+    stamp = 0 if is_url(url) else file_stamp(url)
+    with files.open(url) as file:
         reader = TarReader(file, files.named(url), max_member_bytes=max_bytes)
         yield from grouped_samples(reader, url, max_bytes, wanted)
+    check_unchanged(url, files, stamp)
 
 
-@scope
-def unchanged(name: str, files: ShardFiles) -> Iterator[None]:
-    """Raises: SourceChangedError: a local file was written to in this block. (Of a URL, whoever
-    reads it notices; a copy never changes; a file that is removed is read as it was.)"""
-    is_watched = files.copies is None and not is_url(name)
-    before = file_stamp(name) if is_watched else 0
-    yield
-    with suppress(FileNotFoundError):
-        if is_watched and file_stamp(name) != before:
-            raise SourceChangedError(
-                f"{name}: changed while it was read. Write new content under a new name, and begin "
-                "the pass again."
-            )
+def check_unchanged(name: str, files: ShardFiles, stamp: int) -> None:
+    """Raises: SourceChangedError: a local file was written to since it had that stamp. (Of a URL,
+    who reads it notices; a copy never changes; a file that is removed is read as it was.)"""
+    if files.copies is None and not is_url(name):
+        with suppress(FileNotFoundError):
+            if file_stamp(name) != stamp:
+                raise changed(name)
+
+
+def changed(name: str) -> SourceChangedError:
+    """Return the error of a file that is another."""
+    return SourceChangedError(
+        f"{name}: changed since it was opened or its footer was read. Make the source again, and "
+        "write new content under a new name."
+    )
 
 
 def key_and_field(name: str) -> tuple[str, str] | None:

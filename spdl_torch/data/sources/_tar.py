@@ -144,8 +144,7 @@ class TarShards(ShardSource):
         Earlier ones are skipped: their contents are not even read, unless samples are shuffled
         without an index, or damaged ones, which do not count, may be among those of an index.
         """
-        start = checked_start(self, start)
-        return self._with()._iterated(start)
+        return self._with()._iterated(checked_start(self, start))
 
     def _iterated(self, start: int) -> Iterator[dict[str, Any]]:
         if self._has_all_it_counts and self._mix is None:
