@@ -16,17 +16,16 @@ from collections import deque
 from collections.abc import Callable
 from functools import cache
 from time import clock_gettime_ns, perf_counter_ns, process_time_ns, thread_time_ns
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ..locks import RLock
 from .starting import started_ns
 
+T = TypeVar("T")
+
 _OURS = "spdl-"
 _CODECS = "av:"
 _TASKS = "/proc/self/task"
-_GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
-"""What the system says of a thread that has ended. Not any OSError: a TimeoutError is a signal's
-handler's."""
 _LONGEST_NAME = 15  # as Linux has it
 _SET_NAME = 15  # prctl(2): PR_SET_NAME
 
@@ -240,34 +239,31 @@ def _delay_of(number: int, then: _Seen, cpu_ns: int, now_ns: int) -> int | None:
 
 def run_delay_ns(native_id: int) -> int | None:
     """Return how long a thread was ready to run without a core; None = unknown."""
-    try:
-        return int(_read(native_id, "schedstat").split()[1])
-    except (*_GONE, IndexError, ValueError):
-        return None  # it has ended, or this is not Linux
+    return _told(lambda: int(_read(native_id, "schedstat").split()[1]), None)
 
 
 def _task_numbers() -> set[int]:
-    try:
-        return set(map(int, os.listdir(_TASKS)))
-    except _GONE:
-        return set()
+    return _told(lambda: set(map(int, os.listdir(_TASKS))), set())
 
 
 def _cpu_ns(number: int) -> int | None:
     """Return a thread's CPU time, by Linux's clock of it; None = it has ended."""
-    try:
-        return clock_gettime_ns(~number << 3 | 6)
-    except TimeoutError:
-        raise  # as _GONE says
-    except OSError:
-        return None
+    return _told(lambda: clock_gettime_ns(~number << 3 | 6), None)
 
 
 def _name_of(number: int) -> str:
+    return _told(lambda: _read(number, "comm").decode(errors="replace").strip(), "")
+
+
+def _told(ask: Callable[[], T], otherwise: T) -> T:
+    """Return what the system says of a thread; ``otherwise`` if that has ended, or there is no
+    file for it."""
     try:
-        return _read(number, "comm").decode(errors="replace").strip()
-    except _GONE:
-        return ""
+        return ask()
+    except TimeoutError:  # a signal's handler's
+        raise
+    except (OSError, IndexError, ValueError):
+        return otherwise
 
 
 def _read(number: int, name: str) -> bytes:
