@@ -211,7 +211,8 @@ class Run:
             raise PipelineStopped("get: the pipeline was stopped.") from None
         else:
             if item is EPOCH_END:
-                self._end_epoch(number)
+                if self._ends_for_good(number) and (failure := self.failure) is not None:
+                    raise failure
                 raise EOFError("get: the epoch has ended; the next item is of the next one.")
             self._consumer.got(number)
             return item
@@ -219,15 +220,12 @@ class Run:
             raise failure
         raise EOFError("get: the pipeline has delivered every item.")
 
-    def _end_epoch(self, number: int) -> None:
-        """Begin the next epoch; ``number``: that of the mark."""
+    def _ends_for_good(self, number: int) -> bool:
+        """Begin the next epoch; ``number``: that of the mark. Return whether all later ones would
+        be empty, as this one is, because every task so far has failed."""
         self._consumer.end()
         began, self._epoch_began = self._epoch_began, number + 1
-        if (
-            began == number
-        ):  # an empty epoch; if every task so far has failed, all later ones would be empty too
-            for stage in self.stages:
-                stage.judge_epoch()
+        return began == number and True in [each.fails_for_good() for each in self.stages]
 
     def _report_stall(self, seconds: float) -> None:
         _logger.warning("pipeline: the loop has waited %g s for an item. %s", seconds, self._busy())

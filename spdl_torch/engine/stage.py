@@ -188,10 +188,15 @@ class Stage:
         """The number of tasks whose op returned None."""
         return sum(worker.cell.num_dropped for worker in self._workers)
 
-    def judge_epoch(self) -> None:
-        """End the run after an empty epoch, if it was empty because every task failed."""
-        if self.budget.nothing_succeeded(self.num_tasks):
+    def fails_for_good(self) -> bool:
+        """End the run if every task has failed, and return whether that is so. The cells know: a
+        task of a later epoch may be counted, and its failure not yet charged."""
+        num_tasks = self.num_tasks
+        num_failures = sum(worker.cell.num_failures for worker in self._workers)
+        is_so = self.budget.nothing_succeeded(num_tasks, num_failures)
+        if is_so:
             self._overdraw()
+        return is_so
 
     def stats(self) -> StageStats:
         """Return the statistics since the start, open waits included."""

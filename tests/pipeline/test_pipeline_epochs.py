@@ -7,7 +7,7 @@ import gc
 import threading
 import weakref
 from dataclasses import replace
-from itertools import chain, cycle, islice, pairwise
+from itertools import chain, count, cycle, islice, pairwise
 
 import pytest
 from _gates import (
@@ -363,6 +363,36 @@ def test_budget_counts_over_all_epochs(limit, bad, message):
     pipeline = continuous(Epochs(3), fail, build={"max_failures": limit})
     with no_leak(), pipeline.auto_stop(), pytest.raises(PipelineFailure, match=message):
         whole_epochs(pipeline, 3 - len(bad))
+
+
+def test_empty_epoch_fails_though_a_later_one_is_under_way():
+    """Whose failure, which is being described, is not charged yet."""
+    is_met, may_go_on, numbers = threading.Event(), threading.Event(), count()
+
+    class Item:
+        number = -1
+
+        def __repr__(self):
+            if self.number == 1:
+                is_met.set()
+                may_go_on.wait(PATIENCE_SECONDS)
+            return "an item"
+
+    class OneEach:
+        def __iter__(self):
+            item = Item()
+            item.number = next(numbers)
+            yield item
+
+    def fail(item):
+        raise Boom(item.number)
+
+    pipeline = continuous(OneEach(), fail)
+    with no_leak(), pipeline.auto_stop():
+        is_met.wait(PATIENCE_SECONDS)
+        with pytest.raises(PipelineFailure, match=r"max_failures is 0\.1 of all"):
+            list(pipeline)
+        may_go_on.set()
 
 
 @pytest.mark.parametrize("op", [same, asame])
