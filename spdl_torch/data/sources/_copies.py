@@ -69,12 +69,10 @@ class ShardCopies:
         name = f"{shard}-{version or 0:016x}.tar"
         try:
             folder = open_own_folder(os.path.join(self.folder, "shards"))
-            if version is None:
-                name = [name, *(each for each in _copies_in(folder) if each[:16] == shard)][-1]
-            there = file = _opened(folder, name, num_bytes or 0)
+            there = file = _opened(folder, name, shard if version is None else "", num_bytes or 0)
             while file is None and not self._is_full:
                 self._download(folder, name, download, num_bytes or 0, may_stop)
-                file = _opened(folder, name)
+                file = _opened(folder, name, shard if version is None else "")
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
@@ -158,8 +156,11 @@ class ShardCopies:
             yield
 
 
-def _opened(folder: int, name: str, num_bytes: int = 0) -> Descriptor | None:
-    """Open a copy; None = it is not there, or has fewer bytes, and is removed."""
+def _opened(folder: int, name: str, shard: str, num_bytes: int = 0) -> Descriptor | None:
+    """Open a copy; of a ``shard`` that is named, the last one if that is not there. None = there is
+    none, or it has fewer bytes, and is removed."""
+    if shard:
+        name = [name, *(each for each in _copies_in(folder) if each.startswith(shard))][-1]
     with contextlib.suppress(FileNotFoundError):
         file = open_in(folder, name, 0)
         if os.fstat(file).st_size >= num_bytes:
