@@ -1,15 +1,15 @@
-"""Resuming, beside the histories: what a state counts, whose epoch it is, what is refused."""
+"""Resuming, beside the histories: what a state counts, and what comes again."""
 
-import io
 import json
-import random
 import warnings
+from contextlib import nullcontext
+from functools import partial
 from itertools import islice
 
-import numpy as np
 import pytest
 import torch
 from _datasets import (
+    Deck,
     Drawn,
     DrawnStream,
     Indices,
@@ -20,15 +20,15 @@ from _datasets import (
     StatefulStream,
     StreamData,
 )
-from _loader_helpers import DataLoader, batches_of, epoch_of as events_of, frozen, resumed
+from _loader_helpers import DataLoader, batches_of, epoch_of as events_of, frozen, resumed, stored
+from _seats import FORKED, NONE, ONE, THREADS, in_seats
 from hypothesis import given, settings, strategies as st
-from torch.utils.data import BatchSampler, DistributedSampler, Sampler
+from torch.utils.data import BatchSampler, DistributedSampler
 
 import spdl_torch
 from spdl_torch.testing import assert_resume_exact
 
-ON_THREADS = {"num_workers": 2, "isolation": "thread"}
-none_or_threads = pytest.mark.parametrize("workers", [{}, ON_THREADS], ids=["none", "threads"])
+none_or_threads = in_seats(NONE, THREADS)
 
 
 def generator(seed=5):
@@ -54,14 +54,13 @@ def test_another_batch_size_goes_on_behind_the_same_sample():
 
 
 class NotingStream(StatefulStream):
-    """Keeps its own state, and notes the items that it makes."""
+    """Notes the items that it makes."""
 
     made: list = []  # noqa: RUF012
 
-    def __iter__(self):
-        for drawn in super().__iter__():
-            self.made.append(int(drawn[0]))
-            yield drawn
+    def make(self, item):
+        self.made.append(item)
+        return super().make(item)
 
 
 def test_a_stateful_iterable_makes_nothing_twice():
@@ -72,7 +71,7 @@ def test_a_stateful_iterable_makes_nothing_twice():
     """
 
     def make():
-        return DataLoader(NotingStream(40), 4, num_workers=1, isolation="thread")
+        return ONE.loader(NotingStream(40), 4)
 
     loader = make()
     loader.state_dict()  # from now on somebody wants states
@@ -130,96 +129,6 @@ def test_any_number_of_ranks_with_the_same_global_batch(kind, before, after, in_
     assert steps(others) == whole[2:]
 
 
-@none_or_threads
-@pytest.mark.parametrize("batch_size", [4, None])
-def test_an_epoch_named_behind_iter_counts_if_it_was_heard(workers, batch_size):
-    """Without workers the order may be drawn at the first ``next()``, as torch does it."""
-
-    def make():
-        sampler = DistributedSampler(range(12), num_replicas=1, rank=0)
-        return DataLoader(Indices(12), batch_size, sampler=sampler, **workers)
-
-    loader = make()
-    batches = iter(loader)
-    loader.sampler.set_epoch(1)
-    next(batches)
-    state = loader.state_dict()
-    again = resumed(make(), state)
-    assert list(map(frozen, again)) == list(map(frozen, batches))
-
-
-class KeepsEpoch(Sampler):
-    """Shuffles by the number given to ``set_epoch``, which it keeps in an attribute of any name."""
-
-    def __init__(self, name, default=0):
-        self.name = name
-        setattr(self, name, default)
-
-    def set_epoch(self, epoch):
-        setattr(self, self.name, epoch)
-
-    def __len__(self):
-        return 12
-
-    def __iter__(self):
-        order = [*range(12)]
-        random.Random(int(getattr(self, self.name))).shuffle(order)
-        return iter(order)
-
-
-def with_epochs(name, workers, **options):
-    return DataLoader(Indices(12), 2, sampler=KeepsEpoch(name, **options), **workers)
-
-
-def stopped_in_an_epoch(name, num_batches, workers, epoch=2):
-    """The state of a loader in epoch 2, or after it with epoch 3 named, and the rest of it."""
-    loader = with_epochs(name, workers)
-    loader.sampler.set_epoch(epoch)
-    batches = iter(loader)
-    for _ in range(num_batches):
-        next(batches, None)
-    if num_batches > 6:
-        loader.sampler.set_epoch(3)
-    state = json.loads(json.dumps(loader.state_dict()))
-    return state, batches_of(loader if num_batches > 6 else batches)
-
-
-@none_or_threads
-@pytest.mark.parametrize("num_batches", [0, 2, 7])
-@pytest.mark.parametrize(("name", "epoch"), [("_epoch", 2), ("epoch", np.int64(2))])
-def test_the_epoch_of_a_sampler_is_read_where_samplers_keep_it(name, epoch, num_batches, workers):
-    """As a number of any type; -1 is none that a state could give back. Of a state between two
-    epochs it is the one that was named, whether or not it is named again."""
-    state, rest = stopped_in_an_epoch(name, num_batches, workers, epoch)
-    for named_again in (False, True):
-        again = with_epochs(name, workers)
-        again.sampler.set_epoch(0)
-        again.load_state_dict(state)
-        if named_again:
-            again.sampler.set_epoch(3 if num_batches > 6 else 2)
-        assert batches_of(again) == rest
-    before = with_epochs("epoch", workers, default=-1).state_dict()
-    assert before["sampler_epoch"] is None
-
-
-@none_or_threads
-def test_an_epoch_that_cannot_be_read_is_asked_for(workers):
-    """Named again, it goes on, also by a sampler that has been mended since; else what follows is
-    in another order, which an error says."""
-    state, rest = stopped_in_an_epoch("number", 2, workers)
-    asks = r"lacks the number of the epoch, since KeepsEpoch .* Call set_epoch\(\)"
-    again = with_epochs("number", workers)
-    with pytest.warns(UserWarning, match=asks):
-        again.load_state_dict(state)
-    with pytest.raises(ValueError, match=r"sampler_epoch: .* gives other .* Call set_epoch\(\)"):
-        list(again)
-    with pytest.warns(UserWarning, match=asks):
-        again.load_state_dict(state)
-    for loader in (again, resumed(with_epochs("epoch", workers), state)):
-        loader.sampler.set_epoch(2)
-        assert batches_of(loader) == rest
-
-
 class Counting(Drawn):
     """A map-style dataset that changes what it gives, and keeps count of it."""
 
@@ -244,57 +153,14 @@ def test_a_stateful_map_style_dataset_keeps_its_own_state():
     assert DataLoader(Counting(10), num_workers=1).state_dict()["dataset"] is None
 
 
-def test_a_state_loads_with_weights_only():
-    """As checkpoints are loaded by default."""
-    loader = DataLoader(Drawn(8), batch_size=2, shuffle=True, num_workers=1)
-    next(iter(loader))
-    torch.save(loader.state_dict(), file := io.BytesIO())
-    file.seek(0)
-    assert torch.load(file, weights_only=True) == loader.state_dict()
-
-
-def test_a_state_is_not_taken_from_what_is_no_state():
-    """Nor from a newer release, or an older one's format."""
-    loader = DataLoader(Drawn(8))
-    state = loader.state_dict()
-    no_state, other = r"what DataLoader\.state_dict", "not a state of a DataLoader"
-    for wrong, told in (
-        *((bad, no_state) for bad in ({}, None, {"epoch": 3})),
-        ({**state, "version": 99}, "version 99, this release knows up to 4"),
-        ({**state, "version": 3}, r"version 3, .* DataLoader knows version 4 alone"),
-        *(({**state, "workers": bad}, other) for bad in ([{"item": 3}], [3])),
-        *(({**state, **bad}, other) for bad in ({"something": 1}, {"ahead": 2})),
-    ):
-        with pytest.raises(ValueError, match=told):
-            loader.load_state_dict(wrong)
-
-
-@pytest.mark.parametrize("dataset", [Drawn, DrawnStream])
-def test_a_field_that_every_state_has_is_not_left_out(dataset):
-    """A default in its place could begin the epoch again in silence."""
-    loader = DataLoader(dataset(8), 2)
-    next(iter(loader))
-    state = loader.state_dict()
-    for left_out in state:
-        damaged = {name: state[name] for name in state if name != left_out}
-        told = "without a version" if left_out == "version" else f"{left_out} is missing"
-        with pytest.raises(ValueError, match=told):
-            DataLoader(dataset(8), 2).load_state_dict(damaged)
-    for number, worker in enumerate(state["workers"]):
-        for left_out in worker:
-            damaged = {name: worker[name] for name in worker if name != left_out}
-            with pytest.raises(ValueError, match=rf"workers\[{number}\]\.{left_out} is missing"):
-                loader.load_state_dict({**state, "workers": [damaged]})
-
-
-@pytest.mark.parametrize("workers", [{}, {"num_workers": 1, "isolation": "thread"}])
+@in_seats(NONE, ONE)
 @pytest.mark.parametrize("batch_size", [None, 2])
 @pytest.mark.parametrize("kind", [MapData, StreamData])
-def test_an_error_counts_as_handed_out(kind, batch_size, workers):
+def test_an_error_counts_as_handed_out(kind, batch_size, seat):
     """A loop that went on after a bad sample goes on after it when it resumes, too."""
 
     def make():
-        return DataLoader(kind(8, {3: KeyError}), batch_size=batch_size, **workers)
+        return seat.loader(kind(8, {3: KeyError}), batch_size=batch_size)
 
     loader = make()
     batches = iter(loader)
@@ -312,13 +178,13 @@ def test_an_error_counts_as_handed_out(kind, batch_size, workers):
     length=st.integers(0, 25),
     batch_size=st.integers(1, 6),
     drop_last=st.booleans(),
-    num_workers=st.sampled_from([0, 1]),
+    seat=st.sampled_from([NONE, ONE]),
     stop=st.integers(0, 12),
     see_end=st.booleans(),
     was_asked=st.booleans(),
 )
 def test_torchdata_resumes_at_the_same_batch(
-    dataset, length, batch_size, drop_last, num_workers, stop, see_end, was_asked
+    dataset, length, batch_size, drop_last, seat, stop, see_end, was_asked
 ):
     """The rest, and the next epoch, equal StatefulDataLoader's, which asks a dataset for its state
     after every batch; an end that the loop saw begins the next epoch, one that it did not see
@@ -328,34 +194,96 @@ def test_torchdata_resumes_at_the_same_batch(
     def items(batches):
         return [(batch if dataset is Indices else batch[:, 0]).tolist() for batch in batches]
 
-    def history(cls, **workers):
-        options = {"drop_last": drop_last and dataset is Indices, **workers}
-        loader = cls(dataset(length), batch_size, **options)
+    def history(make):
+        loader, again = (
+            make(dataset(length), batch_size, drop_last=drop_last and dataset is Indices)
+            for _ in range(2)
+        )
         if was_asked:
             loader.state_dict()
         iterator = iter(loader)
         taken = [next(iterator, None) is not None for _ in range(stop)]
         rest = items(iterator) if see_end else []
-        again = resumed(
-            cls(dataset(length), batch_size, **options), json.loads(json.dumps(loader.state_dict()))
-        )
+        resumed(again, stored(loader))
         return taken, rest, items(again), items(again)
 
     with warnings.catch_warnings(action="ignore"):
         expected = history(StatefulDataLoader)
-    on_threads = {"num_workers": 1, "isolation": "thread"}
-    assert history(DataLoader, **(on_threads if num_workers else {})) == expected
+    assert history(seat.loader) == expected
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-def test_assert_resume_exact_agrees(persistent):
-    """The shipped check finds nothing to complain of, also with workers that stay or another number
-    of them, and in epochs of fewer batches than the times that it resumes in one."""
-    options = {**ON_THREADS, "persistent_workers": persistent, "shuffle": True}
-    make_resumed = None if persistent else lambda: DataLoader(Drawn(17), 4, shuffle=True)
-    assert_resume_exact(lambda: DataLoader(Drawn(17), 4, **options), make_resumed=make_resumed)
-    for length in (0, 2, 6):
-        assert_resume_exact(lambda: DataLoader(NotingStream(length), 2))  # noqa: B023
+@pytest.mark.parametrize("order", ["shuffle", "deck"])
+@none_or_threads
+def test_what_came_ahead_is_known_to_a_second_state(seat, order):
+    """A state that is loaded and saved again, at once or a few batches later, knows the batches
+    that came before their turn, though they were not drawn again."""
+
+    def make(kind):
+        torch.manual_seed(4)
+        own = {"shuffle": True, "generator": generator(6)}
+        own = own if order == "shuffle" else {"sampler": Deck(40)}
+        return kind(Drawn(40), 2, seed=1, in_order=False, **own)
+
+    whole, loader = batches_of(make(DataLoader)), make(DataLoader)
+    seen = batches_of(islice(loader, 2))
+    state = stored(loader)
+    state["ahead"] = [1, 3, 4, 9]  # as if the batches before each were late
+    seen += [whole[2 + number] for number in state["ahead"]]
+    for num_batches in (0, 1, 3, None):
+        loader = resumed(make(seat.loader), state)
+        batches = iter(loader)
+        seen += batches_of(islice(batches, num_batches))
+        state = stored(loader)
+    assert sorted(seen) == sorted(whole)
+
+
+def by_worker(seat, dataset, **options):
+    generator = torch.Generator().manual_seed(3)
+    return seat.loader(dataset(), 2, rng="worker", generator=generator, **options)
+
+
+@pytest.mark.parametrize("dataset", [Drawn, StatefulStream])
+@in_seats(THREADS, FORKED)
+def test_streams_of_workers_repeat_no_number_after_a_resume(seat, dataset):
+    """Nobody has the workers' generators: from each place their streams are others, as a warning
+    says, and never those of the epoch's beginning again."""
+    loader, seen = by_worker(seat, dataset), []
+    loader.state_dict()
+    warned = nullcontext()
+    for num_batches in (2, 1, 9):
+        with warned:
+            batches = iter(loader)
+        seen += [row for batch in batches_of(islice(batches, num_batches)) for row in batch]
+        state = stored(loader)
+        loader, batches = by_worker(seat, dataset), None
+        loader.load_state_dict(state)
+        warned = pytest.warns(UserWarning, match='with rng="worker" the rest of this epoch draws')
+    assert sorted(index for index, _ in seen) == list(range(24))
+    assert len({number for _, number in seen}) == 24
+
+
+@pytest.mark.parametrize(
+    ("dataset", "num_batches"), [(Drawn, 0), (Drawn, 12), (DrawnStream, 0), (DrawnStream, 3)]
+)
+@in_seats(THREADS, FORKED)
+def test_streams_of_workers_are_exact_where_they_begin_again(seat, dataset, num_batches):
+    """Before the first batch; after the end; and where all items are made again."""
+    loader = by_worker(seat, dataset)
+    batches = iter(loader)
+    assert num_batches <= len(batches_of(islice(batches, num_batches)))
+    if num_batches == 12:
+        assert next(batches, None) is None
+    again = resumed(by_worker(seat, dataset), stored(loader))
+    expected = batches_of(batches) or batches_of(loader)
+    assert batches_of(again) == expected
+
+
+@pytest.mark.parametrize("length", [0, 2, 6, 17])
+def test_assert_resume_exact_agrees(length):
+    """The shipped check finds nothing to complain of: with another number of workers, and in epochs
+    of fewer batches than the times that it resumes in one."""
+    make, other = (partial(seat.loader, Drawn(length), 4) for seat in (THREADS, NONE))
+    assert_resume_exact(make, make_resumed=other)
 
 
 class Forgetful(Position):

@@ -31,22 +31,18 @@ from _datasets import (
 )
 from _fuzz import QUICK
 from _inside import children_of
-from _seats import FORKED, NONE, SERVED, SPAWNED, THREADS, Seat
+from _seats import FORKED, NONE, ONE, SERVED, SPAWNED, THREADS, Seat
 from hypothesis import example, given, settings, strategies as st
 from torch.utils.data import BatchSampler, RandomSampler, WeightedRandomSampler
 
-from spdl_torch import PipelineDataset
+from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.data import mix
 from spdl_torch.data.sources import ListSource, as_source
 from spdl_torch.pipeline import PipelineBuilder
 
-pytestmark = [
-    pytest.mark.timeout(600),  # 20 s here; room for a slow machine
-]
+pytestmark = pytest.mark.timeout(600)  # 20 s here; room for a slow machine
 
 LENGTH = 23
-ONE = Seat("one thread", {"num_workers": 1, "isolation": "thread"}, are_threads=True)
-"""To an iterable no worker and one are alike."""
 
 
 class OfTuples(Drawn):
@@ -96,6 +92,9 @@ ITERABLE = {
     "mixture": lambda _: mixture("first"),
     "mixture to the last end": lambda _: mixture("all"),
     "source with a state": lambda _: pipeline(GoingOn(LENGTH)),
+    "a loader as a source": lambda _: pipeline(
+        DataLoader(range(LENGTH), None, shuffle=True, generator=torch.Generator().manual_seed(3))
+    ),
     "a rank's source with a state": lambda _: pipeline(GoingOn(LENGTH), num_replicas=2, rank=1),
 }
 LASTING = {"endless", *(kind for kind in ITERABLE if "pipeline" in kind or "source" in kind)}
@@ -308,7 +307,7 @@ SERVED_ONES = told("bulk", SERVED, [(2, "kill", NONE), (1, "elsewhere", THREADS)
 PLACED = told("live iterators", SERVED, [(2, "elsewhere", SERVED)], [], persistent=True)
 APART = [
     told(kind, seat, [(2, "same", seat), (2, "elsewhere", seat)], [(1, "same", seat)], [], **more)
-    for kind in ("live", "live iterators", "endless", "walk")
+    for kind in ("live", "live iterators", "endless", "walk", "a loader as a source")
     for seat, more in ((NONE, {}), (THREADS, {"persistent": True}))
 ]
 WENT_ON = told("endless", THREADS, [(3, "same", NONE)], [(1, "twice", FORKED)], persistent=True)

@@ -412,43 +412,6 @@ class StatefulStream(OwnPlaceStream):
         return drawn(item)
 
 
-class ForSomebodyElse(Divided):
-    """Its methods are not meant for a loader, as those of litdata's streams."""
-
-    def __init__(self, length=12):
-        super().__init__(length)
-
-    def state_dict(self, num_samples_yielded, num_workers, batch_size):
-        raise AssertionError("nobody may call it")
-
-    def load_state_dict(self, state):
-        raise AssertionError("nobody may call it")
-
-
-class NotReady(ForSomebodyElse):
-    """Cannot tell its state."""
-
-    def state_dict(self):
-        raise LookupError("no cursor yet")
-
-
-class Uncopyable(ForSomebodyElse):
-    """Its state cannot be sent from a process."""
-
-    def state_dict(self):
-        return {"cursor": lambda: 0}
-
-
-class OnlyFor(Indices):
-    """Map-style, with methods that are not for loaders."""
-
-    def state_dict(self, destination):
-        raise AssertionError("nobody may call it")
-
-    def load_state_dict(self, state):
-        raise AssertionError("nobody may call it")
-
-
 class Walk(Divided):
     """Goes on where it was, whoever iterates; tells nobody where that is."""
 

@@ -6,6 +6,7 @@ import copy
 import gc
 import importlib
 import itertools
+import json
 import os
 import textwrap
 import warnings
@@ -77,6 +78,11 @@ def epoch_of(loader: Any, batch: Any = frozen, error: Any = type) -> list[Any]:
 def batches_of(batches: Any) -> list[Any]:
     """What a loader or an iterator gives, as plain numbers."""
     return [batch.tolist() if hasattr(batch, "tolist") else batch for batch in batches]
+
+
+def stored(loader: Any) -> Any:
+    """The loader's state, as it comes back from JSON."""
+    return json.loads(json.dumps(loader.state_dict(), allow_nan=False))
 
 
 def resumed(loader: Any, state: Any) -> Any:

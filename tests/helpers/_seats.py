@@ -76,6 +76,8 @@ _ON_THREADS = {"num_workers": NUM_WORKERS, "isolation": "thread"}
 
 NONE = Seat("none", {"num_workers": 0})
 THREADS = Seat("threads", _ON_THREADS, are_threads=True)
+ONE = Seat("one thread", {**_ON_THREADS, "num_workers": 1}, are_threads=True)
+"""For few tests: to an iterable no worker and one are alike."""
 FORKED = Seat("forked", _in_processes("fork"), are_processes=True)
 SERVED = Seat("forkserver", _in_processes("forkserver"), are_processes=True)
 SPAWNED = Seat("spawned", _in_processes(_spawned.context()), are_processes=True)

@@ -2,46 +2,66 @@
 apart from what goes on."""
 
 import copy
-import json
+import itertools
 import logging
 import pickle
-from itertools import islice, product
 
 import pytest
-import torch
-from _datasets import (
-    Asked,
-    Drawn,
-    Endless,
-    ForSomebodyElse,
-    Live,
-    LiveIterators,
-    NotReady,
-    OnlyFor,
-    Shuffled,
-    Uncopyable,
-)
-from _loader_helpers import DataLoader, batches_of, resumed
-from torch.utils.data import DistributedSampler, Sampler
+from _datasets import Asked, Divided, Indices, Live, LiveIterators, Shuffled
+from _loader_helpers import batches_of, resumed
+from _seats import FORKED, NONE, THREADS, in_seats
 
-from spdl_torch import PipelineDataset
+from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.loader.checkpoint import user_state as own_state
 from spdl_torch.loader.checkpoint.user_state import OwnState, WorkerState
 from spdl_torch.pipeline import PipelineBuilder
 from spdl_torch.testing import assert_resume_exact
 
-KINDS = {
-    "none": {"num_workers": 0},
-    "threads": {"num_workers": 2, "isolation": "thread"},
-    "persistent": {"num_workers": 2, "persistent_workers": True, "isolation": "thread"},
-    "processes": {"num_workers": 2, "isolation": "process"},
-}
+SEATS = (NONE, THREADS, FORKED)
+near = in_seats(*SEATS)
+
+
+class ForSomebodyElse(Divided):
+    """Its methods are not meant for a loader, as those of litdata's streams."""
+
+    def __init__(self, length=12):
+        super().__init__(length)
+
+    def state_dict(self, num_samples_yielded, num_workers, batch_size):
+        raise AssertionError("nobody may call it")
+
+    def load_state_dict(self, state):
+        raise AssertionError("nobody may call it")
 
 
 class OptedOut(ForSomebodyElse):
     """Litdata's stream under a loader that counts, as the error says."""
 
     state_dict = None
+
+
+class NotReady(ForSomebodyElse):
+    """Cannot tell its state."""
+
+    def state_dict(self):
+        raise LookupError("no cursor yet")
+
+
+class Uncopyable(ForSomebodyElse):
+    """Its state cannot be sent from a process."""
+
+    def state_dict(self):
+        return {"cursor": lambda: 0}
+
+
+class OnlyFor(Indices):
+    """Map-style, with methods that are not for loaders."""
+
+    def state_dict(self, destination):
+        raise AssertionError("nobody may call it")
+
+    def load_state_dict(self, state):
+        raise AssertionError("nobody may call it")
 
 
 class Broken(OnlyFor):
@@ -70,16 +90,16 @@ class OrderOf:
         raise AssertionError("nobody may call it")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_plain_loading_asks_nobody_for_a_state(kind):
+@near
+def test_plain_loading_asks_nobody_for_a_state(seat):
     """However their methods look, of datasets, iterators and samplers."""
     Asked.num_asked = 0
     for dataset in (ForSomebodyElse(), NotReady(), Live(), LiveIterators(), OnlyFor()):
-        loader = DataLoader(dataset, 3, **KINDS[kind], seed=1)
+        loader = seat.loader(dataset, 3, seed=1)
         sizes = [len(batch) for _ in range(2) for batch in loader]
         assert sum(sizes) == 2 * getattr(dataset, "length", 12), dataset
     for dataset in (OnlyFor(), Broken()):
-        loader = DataLoader(range(12), 4, sampler=OrderOf(dataset), **KINDS[kind])
+        loader = seat.loader(range(12), 4, sampler=OrderOf(dataset))
         assert len(batches_of(loader)) == 3
     assert Asked.num_asked == 0
 
@@ -91,17 +111,18 @@ UNFIT = (
 
 
 @pytest.mark.parametrize(
-    ("dataset", "kind", "match"),
+    ("seat", "dataset", "match"),
     [
-        *((ForSomebodyElse, kind, UNFIT) for kind in KINDS),
-        *((NotReady, kind, "no cursor yet") for kind in KINDS),
-        (Uncopyable, "processes", "pickle|local object"),
+        *((seat, ForSomebodyElse, UNFIT) for seat in SEATS),
+        *((seat, NotReady, "no cursor yet") for seat in SEATS),
+        (FORKED, Uncopyable, "pickle|local object"),
     ],
+    ids=str,
 )
-def test_error_of_a_state_is_an_error_of_state_dict(dataset, kind, match):
+def test_error_of_a_state_is_an_error_of_state_dict(seat, dataset, match):
     """Whenever one is asked for: that a method does not fit, and what to do; the user's own, with a
     note. All batches come, then and afterwards."""
-    loader = DataLoader(dataset(), 2, **KINDS[kind])
+    loader = seat.loader(dataset(), 2)
     loader.state_dict()  # nothing of the dataset's is in it yet
     batches = iter(loader)
     received = [*next(batches), *next(batches)]
@@ -128,38 +149,19 @@ def test_error_of_a_map_style_state_is_an_error_of_state_dict(what):
             loader.state_dict()
 
 
-@pytest.mark.parametrize("kind", ["none", "persistent"])
-def test_state_after_an_epoch_and_before_the_next_batch_has_the_datasets_own(kind):
-    """The second epoch goes on where the first has left the dataset, though nobody had asked."""
-
-    def make():
-        return DataLoader(Endless(), 2, **KINDS[kind])
-
-    loader = make()
-    first = batches_of(loader)
-    after = json.loads(json.dumps(loader.state_dict()))
-    batches = iter(loader)
-    state = json.loads(json.dumps(loader.state_dict()))
-    second = batches_of(batches)
-    assert sorted(sum(second, []))[:4] == [4, 5, 6, 7] != sorted(sum(first, []))[:4]  # noqa: RUF017
-    assert batches_of(resumed(make(), after)) == batches_of(resumed(make(), state)) == second
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@near
 @pytest.mark.parametrize("dataset", [Live, LiveIterators, Shuffled, OptedOut])
-def test_first_state_of_an_epoch_is_exact_though_nobody_had_asked(dataset, kind, caplog):
+def test_first_state_of_an_epoch_is_exact_though_nobody_had_asked(seat, dataset, caplog):
     """Items are counted until somebody asks, and who resumes makes them again, drawing what they
     drew; a warning says so where the dataset has a state that would have spared it."""
-    options = {**KINDS[kind], "batch_size": 3, "seed": 2}
-    loader = DataLoader(dataset(), **options)
+    loader, again = (seat.loader(dataset(), 3, seed=2, persistent_workers=True) for _ in range(2))
     batches = iter(loader)
-    for _ in range(3):
-        next(batches)
+    batches_of(itertools.islice(batches, 3))
     with caplog.at_level(logging.WARNING, "spdl_torch.data"):
         state = loader.state_dict()
         assert loader.state_dict() == state
-    assert batches_of(resumed(DataLoader(dataset(), **options), state)) == batches_of(batches)
-    has_asked = kind != "none" and dataset in (Live, LiveIterators)
+    assert batches_of(resumed(again, state)) == batches_of(batches)
+    has_asked = seat is not NONE and dataset in (Live, LiveIterators)
     assert caplog.text.count("nobody had asked for a state before") == has_asked
 
 
@@ -230,66 +232,10 @@ def test_dear_state_is_asked_for_now_and_then(monkeypatch):
 
 def test_loader_and_copies_of_it_want_states_apart():
     """A copy of a loader has asked for nothing."""
-    loader = DataLoader(Live(), 2, num_workers=2, isolation="thread")
+    loader = THREADS.loader(Live(), 2)
     loader.state_dict()
     Asked.num_asked = 0
     batches_of(copy.copy(loader))
     assert Asked.num_asked == 0
     batches_of(loader)
     assert Asked.num_asked > 0
-
-
-@pytest.mark.parametrize(
-    ("kind", "has_generator", "seed", "stop"),
-    [*product(("none", "persistent"), (False, True), (None, 4), (None, 2))],
-)
-def test_epoch_named_after_a_load_is_the_one_that_would_have_come(kind, has_generator, seed, stop):
-    """A loop over epochs with a DistributedSampler names each before it begins: resumed between two
-    epochs it has their samples and random numbers; so it has within one that the user leaves."""
-
-    def make():
-        sampler = DistributedSampler(range(12), num_replicas=2, rank=0)
-        generator = torch.Generator().manual_seed(9) if has_generator else None
-        options = {"generator": generator, "seed": seed, **KINDS[kind]}
-        return DataLoader(Drawn(12), 2, sampler=sampler, **options)
-
-    def epoch(loader, number, stop=None):
-        loader.sampler.set_epoch(number)
-        return [batch.tolist() for batch in islice(loader, stop)]
-
-    torch.manual_seed(1)
-    loader = make()
-    epoch(loader, 0)
-    epoch(loader, 1, stop)
-    state, rng = json.loads(json.dumps(loader.state_dict())), torch.get_rng_state()
-    expected = [epoch(loader, number) for number in (2, 3)]
-    again = make()
-    torch.set_rng_state(rng)
-    again.load_state_dict(state)
-    assert [epoch(again, number) for number in (2, 3)] == expected
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_state_taken_while_an_epoch_begins_has_that_epoch_before_it(num_workers):
-    """As a signal's handler may take it: draws that were made for the order come again."""
-    states = []
-
-    class Order(Sampler):
-        def __init__(self, seed):
-            self.generator = torch.Generator().manual_seed(seed)
-
-        def __len__(self):
-            return 5
-
-        def __iter__(self):
-            order = torch.randperm(20, generator=self.generator).view(5, 4).tolist()
-            if self is loader.batch_sampler:
-                states.append(loader.state_dict())
-            return iter(order)
-
-    def made(seed):
-        return DataLoader(range(20), batch_sampler=Order(seed), num_workers=num_workers)
-
-    loader = made(3)
-    epochs = [batches_of(loader) for _ in range(2)]
-    assert [batches_of(resumed(made(5), state)) for state in states] == epochs
