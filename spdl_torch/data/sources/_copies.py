@@ -22,7 +22,6 @@ BUFFER_BYTES = 1 << 18
 
 _PIECE_BYTES = 1 << 20
 _MayStop: TypeAlias = Callable[[], bool] | None
-_VISIBLE_SECONDS = 0.1
 
 _counting = lock_held_at_forks()
 
@@ -100,11 +99,10 @@ class ShardCopies:
         found, awaited, num_bytes, wait_ms, _ = self.counts().values()
         if not found + awaited:
             return ()
-        waited = f", and reading waited {wait_ms / 1000:.2g} s for that"
         return (
             f"Of the {found + awaited} times that this process opened a shard in {self.folder}, it "
-            f"was there {found} times. {num_bytes / 1e6:.3g} MB were downloaded"
-            f"{waited if wait_ms >= _VISIBLE_SECONDS * 1000 else ''}.",
+            f"was there {found} times. {num_bytes / 1e6:.3g} MB were downloaded, and reading "
+            f"waited {wait_ms / 1000:.2g} s for that.",
         )
 
     def _count(self, **new: int) -> None:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 from operator import add
 from typing import Any, TypeAlias, TypeVar
 
@@ -104,7 +105,7 @@ class TarIndex:
             num_samples = found.pop("num_samples")
             index = cls(**found)
             index._check(num_samples)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise DecodeError(
                 f"{name}: not an index of a tar, or damaged: {type(error).__name__}: {error}. "
                 "Delete it, and write it anew: python -m spdl_torch prepare --index FOLDER."
@@ -122,11 +123,9 @@ class TarIndex:
         if _lengths(self.files) != dict.fromkeys(FILE_COLUMNS, sum(nums_files)):
             raise ValueError("the columns of the files must have as many values as num_files says")
         numbers = (self.files[name] for name in FILE_COLUMNS[1:])
-        for column in (offsets, sizes, nums_files, *numbers, [self.num_bytes]):
-            if not set(map(type, column)) <= {int} or not _is_within(column, 1 << 63):
-                raise ValueError("offsets, sizes and checksums must be whole numbers >= 0")
-        if not _is_within(self.files["crc32"], 1 << 32):
-            raise ValueError("a checksum must have 32 bits")
+        columns = offsets, sizes, nums_files, *numbers, [self.num_bytes]
+        for kind, column in zip("QQQQQIq", columns, strict=True):
+            array(kind, column)  # refuses what is no whole number, negative, or too large
         if max(map(add, offsets, sizes), default=0) > self.num_bytes:
             raise ValueError("a sample must end within the tar")
 
@@ -138,10 +137,6 @@ def _append(columns: Columns, *values: Any) -> None:
 
 def _lengths(columns: Columns) -> dict[str, int]:
     return {name: len(column) for name, column in columns.items()}
-
-
-def _is_within(column: list[int], end: int) -> bool:
-    return min(column, default=0) >= 0 and max(column, default=0) < end
 
 
 def index_path(tar: str) -> str:
@@ -202,7 +197,13 @@ class IndexedSamples:
         self._first_files, self._crc32s = array("q", [0]), array("I")
         load = partial(load_index, read=Reader(storage_options=files.storage_options))
         for index in read_each(load, urls):
-            self._add(index)
+            self.first_samples.append(self.first_samples[-1] + index.num_samples)
+            self._num_bytes.append(index.num_bytes)
+            self._offsets.extend(index.samples["offset"])
+            self._sizes.extend(index.samples["size"])
+            nums_files = accumulate(index.samples["num_files"], initial=self._first_files.pop())
+            self._first_files.extend(nums_files)
+            self._crc32s.extend(index.files["crc32"])
 
     def __len__(self) -> int:
         return self.first_samples[-1]
@@ -224,15 +225,6 @@ class IndexedSamples:
             for number in range(first, end):
                 self._check_limit(number, url)
                 yield self._sample(number, url, file.read(self._sizes[number]))
-
-    def _add(self, index: TarIndex) -> None:
-        self.first_samples.append(self.first_samples[-1] + index.num_samples)
-        self._num_bytes.append(index.num_bytes)
-        self._offsets.extend(index.samples["offset"])
-        self._sizes.extend(index.samples["size"])
-        for num_files in index.samples["num_files"]:
-            self._first_files.append(self._first_files[-1] + num_files)
-        self._crc32s.extend(index.files["crc32"])
 
     def _shard_of(self, number: int) -> int:
         return bisect_right(self.first_samples, number) - 1

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from io import UnsupportedOperation
-from itertools import chain, groupby
+from itertools import accumulate, chain, groupby
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -108,16 +108,13 @@ class Parquet(ShardSource):
         self._footers = self._read_footers()
         self.columns = self._common_columns(columns)
         """The names of the columns that are read."""
+        footers = [footer for footer, _ in self._footers]
+        groups = [range(footer.num_row_groups) for footer in footers]
+        # Of each row group: its file, and its number there.
+        self._places = [(file, group) for file, each in enumerate(groups) for group in each]
+        nums_rows = (footers[file].row_group(group).num_rows for file, group in self._places)
         # The number of each row group's first row, and that of all rows.
-        self._first_rows = array("q", [0])
-        self._places: list[tuple[int, int]] = []  # of each row group: its file, and there
-        self._groups: list[range] = []  # the row groups of each file
-        for file, (footer, _) in enumerate(self._footers):
-            for group in range(footer.num_row_groups):
-                num_rows = footer.row_group(group).num_rows
-                self._first_rows.append(self._first_rows[-1] + num_rows)
-                self._places.append((file, group))
-            self._groups.append(range(len(self._places) - footer.num_row_groups, len(self._places)))
+        self._first_rows = array("q", accumulate(nums_rows, initial=0))
         self._kept = KeptTables()
 
     def __repr__(self) -> str:
@@ -197,7 +194,8 @@ class Parquet(ShardSource):
 
     def _shuffled_groups(self, draw: random.Random) -> list[int]:
         """Return the row groups with the files in another order, and those of each file."""
-        files = [[*groups] for groups in self._groups]
+        by_file = groupby(range(len(self._places)), lambda number: self._places[number][0])
+        files = [[*groups] for _, groups in by_file]
         draw.shuffle(files)
         for groups in files:
             draw.shuffle(groups)
@@ -219,11 +217,12 @@ class Parquet(ShardSource):
     def _read_group(
         self, opened: pq.ParquetFile, place: tuple[int, int], low: int, high: int
     ) -> Iterator[pa.RecordBatch]:
-        row, rows_at_once = 0, self._rows_at_once(place[0])
-        name, (_, stamp) = self.urls[place[0]], self._footers[place[0]]
+        row, name, (footer, stamp) = 0, self.urls[place[0]], self._footers[place[0]]
+        group = footer.row_group(place[1])
+        most = min(_MOST_ROWS, _READ_BYTES * group.num_rows // max(1, group.total_byte_size))
         with self._damage_in(*place):
             batches = opened.iter_batches(
-                rows_at_once, [place[1]], list(self.columns), use_threads=False
+                max(1, most), [place[1]], list(self.columns), use_threads=False
             )
         while row < high:
             with self._damage_in(*place):
@@ -294,19 +293,18 @@ class Parquet(ShardSource):
                         f"{name}: the server sends a file from front to back only, and Parquet is "
                         "read from its end. Pass cache=FOLDER, which downloads whole files."
                     )
-            stamp = _stamp_of(name, source)
+            # What is another when the file is another; a copy was found by its version.
+            stamp: _Stamp
+            if is_url(name):
+                stamp = source.seek(0, os.SEEK_END), getattr(source.raw, "version", None)
+            else:
+                stamp = file_stamp(name), None
             is_far = is_url(name) and files.copies is None
             opened = pq.ParquetFile(source, metadata=footer, pre_buffer=is_far)
             yield stack.enter_context(opened), stamp
 
     def _damage_in(self, file: int, group: int) -> AbstractContextManager[None]:
         return _damage_of(f"{self._files.named(self.urls[file])}: row group {group}")
-
-    def _rows_at_once(self, file: int) -> int:
-        """Return how many rows are decoded at once, by the size that the file's footer says."""
-        group = self._footers[file][0].row_group(0)
-        num_rows = int(_READ_BYTES * group.num_rows // max(1, group.total_byte_size))
-        return max(1, min(_MOST_ROWS, num_rows))
 
     def _read_footers(self) -> list[tuple[pq.FileMetaData, _Stamp]]:
         """Read the footers of all files, with the stamps of these."""
@@ -320,8 +318,6 @@ class Parquet(ShardSource):
         def footer_of(name: str) -> tuple[pq.FileMetaData, _Stamp]:
             try:
                 footer, stamp = footer_in(name, there)
-            except (DecodeError, ImportError):
-                raise
             except Exception as error:
                 if self._files.copies is None or not is_url(name):
                     note_failure(error, name)
@@ -350,21 +346,12 @@ class Parquet(ShardSource):
                         f"Parquet: {file} has no column {name!r}, it has "
                         f"{', '.join(map(repr, schema.names))}."
                     )
-                here, there = schema.field(name).type, first.field(name).type
-                if here != there:
+                if (here := schema.field(name).type) != (there := first.field(name).type):
                     raise ValueError(
                         f"Parquet: column {name!r} is {here} in {file}, and {there} in "
                         f"{self.urls[0]}. Write them with one type, or leave the column out."
                     )
         return names
-
-
-def _stamp_of(name: str, source: Any) -> _Stamp:
-    """Return what is another when the file is another: a URL's size and version; None = it is a
-    copy, which was found by that."""
-    if not is_url(name):
-        return file_stamp(name), None
-    return source.seek(0, os.SEEK_END), getattr(source.raw, "version", None)
 
 
 @scope

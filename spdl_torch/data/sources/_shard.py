@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, Self, cast
 
 from spdl_torch.checks import check_bytes, whole
 from spdl_torch.errors import DecodeError, SourceChangedError
@@ -99,34 +99,23 @@ class ShardFiles:
 
         Raises: OSError; DecodeError: a local file, or a copy, has another size.
         """
-        file = self._copy(url)
-        if file is None and end - first <= (_RANGE_BYTES if is_url(url) else BUFFER_BYTES):
-            part = partial(self._part, url, first, end, num_bytes)
+        file: Any = self._copy(url)
+        if file is None and is_url(url) and end - first <= _RANGE_BYTES:
+            part = partial(read_url_range, url, first, end, self.storage_options)
             return io.BytesIO(self.policy.repeat(part, url))
-        if file is None:
-            file = open_resuming(url, self.policy, self.storage_options, seekable=True)
-        if self.copies is not None or not is_url(url):
-            self._check_size(url, file, num_bytes)
-        file.seek(first)
-        return file
-
-    def _part(self, url: str, first: int, end: int, num_bytes: int) -> bytes:
-        if is_url(url):
-            return read_url_range(url, first, end, self.storage_options)
-        with open(url, "rb", buffering=0) as file:
-            self._check_size(url, file, num_bytes)
-            file.seek(first)
-            return file.read(end - first)
-
-    def _check_size(self, url: str, file: Any, num_bytes: int) -> None:
+        if file is None and not is_url(url) and end - first <= BUFFER_BYTES:
+            file = open(url, "rb", buffering=0)  # noqa: SIM115 - for the caller
+        file = file or open_resuming(url, self.policy, self.storage_options, seekable=True)
         size = file.seek(0, os.SEEK_END)
-        if size != num_bytes:
+        if size != num_bytes and (self.copies is not None or not is_url(url)):
             file.close()
             raise DecodeError(
                 f"{self.named(url)}: the tar has {size} bytes, and its index is of one with "
                 f"{num_bytes}. Delete the index, and write it anew: python -m spdl_torch "
                 "prepare --index FOLDER."
             )
+        file.seek(first)
+        return cast("BinaryIO", file)
 
     def _copy(self, url: str, may_stop: Callable[[], bool] | None = None) -> BinaryIO | None:
         """Open the copy of a shard; None: there are to be none, or its disk is full. ``may_stop``:
