@@ -18,10 +18,11 @@ import threading
 from collections import Counter
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 
 import psutil
 
-from spdl_torch.pipeline import PipelineBuilder
+from spdl_torch.pipeline import Aggregator, PipelineBuilder
 
 PATIENCE_SECONDS = 30
 """How long a test waits for a thing that must happen; never how long it should take."""
@@ -215,14 +216,18 @@ def no_leak():
 
 
 @contextmanager
-def eager_switching():
-    """Let threads take turns far more often than usual, so that races show."""
+def switching(seconds):
+    """Let threads take turns so often."""
     before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
+    sys.setswitchinterval(seconds)
     try:
         yield
     finally:
         sys.setswitchinterval(before)
+
+
+eager_switching = partial(switching, 1e-5)
+"""Far more often than usual, so that races show."""
 
 
 @contextmanager
@@ -259,6 +264,16 @@ def spread(item):
 
 async def aspread(item):
     yield item
+
+
+class Each(Aggregator):
+    """Passes each item on at once."""
+
+    def accumulate(self, item):
+        return item
+
+    def flush(self):
+        return None
 
 
 class Hands:

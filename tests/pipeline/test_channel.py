@@ -2,13 +2,11 @@
 
 import itertools
 import signal
-import sys
 import threading
-from contextlib import contextmanager
 
 import pytest
 from _at_call import AtCall
-from _gates import PATIENCE_SECONDS, eager_switching, in_thread, result_of, until
+from _gates import PATIENCE_SECONDS, eager_switching, in_thread, result_of, switching, until
 from hypothesis import given, settings, strategies as st
 
 from spdl_torch.engine import statistics as stats_module
@@ -27,12 +25,10 @@ def drain(channel, timeout=None):
             return items
 
 
-def puts_waiting(channel):
-    return channel.counters().put_wait[1]
-
-
-def gets_waiting(channel):
-    return channel.counters().get_wait[1]
+def num_waiting(channel):
+    """In a get, and in a put."""
+    counters = channel.counters()
+    return counters.get_wait[1], counters.put_wait[1]
 
 
 @settings(deadline=None, max_examples=60)
@@ -100,17 +96,6 @@ def test_occupancy_is_the_share_of_time_with_an_item(clock):
     assert stats_module.queue_stats(first).occupancy_rate == pytest.approx(50 / 80)
 
 
-@contextmanager
-def nobody_in_between():
-    """The other threads go on when the block is over."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(PATIENCE_SECONDS)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
-
-
 @pytest.mark.parametrize("is_shrunk", [False, True])
 def test_put_that_is_woken_out_of_turn_passes_its_wake_up_on(clock, is_shrunk):
     """It has waited longer than the one whose turn it is, and nobody gets any more: as one of a run
@@ -125,10 +110,10 @@ def test_put_that_is_woken_out_of_turn_passes_its_wake_up_on(clock, is_shrunk):
             number += 1
     last, ahead = is_shrunk, 3 if is_shrunk else 1
     later = in_thread(lambda: channel.put_at(number + ahead, "later", last=last))
-    until(lambda: puts_waiting(channel) == 1)
+    until(lambda: num_waiting(channel) == (0, 1))
     turn = in_thread(lambda: channel.put_at(number, "turn", last=last))
-    until(lambda: puts_waiting(channel) == 2)
-    with nobody_in_between():
+    until(lambda: num_waiting(channel) == (0, 2))
+    with switching(PATIENCE_SECONDS):  # the others go on when the block is over
         for _ in range(8):
             channel.get()
         if is_shrunk:
@@ -170,68 +155,24 @@ def test_signal_on_another_thread_is_seen_by_a_get_on_the_main_thread(timeout):
         signal.signal(signal.SIGUSR1, before)
 
 
-class Waiting:
-    """Two threads that wait in ``work``, a get or a put of the channel."""
-
-    def __init__(self, work, num_waiting):
-        self._work = work
-        self.threads = [threading.Thread(target=self._run) for _ in range(2)]
-        for thread in self.threads:
-            thread.start()
-        until(lambda: num_waiting() == 2)
-
-    def _run(self):
-        try:
-            self._work()
-        except (ChannelClosed, EndOfChannel):
-            pass
-
-    def assert_end(self):
-        for thread in self.threads:
-            thread.join(PATIENCE_SECONDS)
-        assert not any(thread.is_alive() for thread in self.threads), "it waits for ever"
+def getters():
+    """A channel at which two threads wait for an item."""
+    channel = Channel(1)
+    return channel, [in_thread(channel.get) for _ in range(2)]
 
 
-def getters(channel):
-    return Waiting(channel.get, lambda: gets_waiting(channel))
-
-
-def putters(channel):
-    return Waiting(lambda: channel.put(1), lambda: puts_waiting(channel))
-
-
-def ordered_putters(channel):
-    numbers = itertools.count(1)
-    return Waiting(lambda: channel.put_at(next(numbers), 1), lambda: puts_waiting(channel))
-
-
-def empty():
-    return Channel(3)
-
-
-def full():
+def putters():
+    """One at which they wait for room."""
     channel = Channel(1)
     channel.put(0)
-    return channel
+    return channel, [in_thread(channel.put, 1) for _ in range(2)]
 
 
-def full_in_order():
+def ordered_putters():
+    """The same in order."""
     channel = Channel(1)
     channel.put_at(0, 0)
-    return channel
-
-
-CASES = {
-    "put, getters wait": (empty, getters, lambda channel: channel.put(7)),
-    "put in order, getters wait": (empty, getters, lambda channel: channel.put_at(0, 7)),
-    "finish, getters wait": (empty, getters, Channel.finish),
-    "close, getters wait": (empty, getters, Channel.close),
-    "get, putters wait": (full, putters, Channel.get),
-    "get, ordered putters wait": (full_in_order, ordered_putters, Channel.get),
-    "grow, putters wait": (full, putters, lambda channel: channel.grow(3)),
-    "finish, putters wait": (full, putters, Channel.finish),
-    "close, putters wait": (full, putters, Channel.close),
-}
+    return channel, [in_thread(channel.put_at, number, 1) for number in (1, 2)]
 
 
 def cut_off(work, place):
@@ -246,23 +187,32 @@ def cut_off(work, place):
 
 def is_settled(channel):
     """Whether there is nothing that a thread in the channel could do, or none is left in it."""
-    if gets_waiting(channel):
-        return not len(channel)
-    return not puts_waiting(channel) or len(channel) >= channel.capacity
+    num_gets, num_puts = num_waiting(channel)
+    return not (num_gets and len(channel)) and not (num_puts and len(channel) < channel.capacity)
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_nobody_waits_for_what_ctrl_c_cut_off(case):
+@pytest.mark.parametrize(
+    ("begin", "work"),
+    [
+        (getters, lambda channel: channel.put(7)),
+        (getters, lambda channel: channel.put_at(0, 7)),
+        *((getters, Channel.finish), (getters, Channel.close)),
+        *((putters, Channel.finish), (putters, Channel.close)),
+        *((putters, Channel.get), (ordered_putters, Channel.get)),
+        (putters, lambda channel: channel.grow(3)),
+    ],
+)
+def test_nobody_waits_for_what_ctrl_c_cut_off(begin, work):
     """Wherever it comes: an item that came is taken, room is used, a channel's end is met."""
-    make, wait, work = case
     for place in itertools.count(1):
-        channel = make()
-        waiting = wait(channel)
-        came = cut_off(lambda: work(channel), place)  # noqa: B023 - called before the next one
+        channel, waiting = begin()
+        until(lambda: sum(num_waiting(channel)) == 2)  # noqa: B023 - called before the next one
+        came = cut_off(lambda: work(channel), place)  # noqa: B023
         until(lambda: is_settled(channel))  # noqa: B023
         if not (channel.closed or channel._finished):  # an end that was cut off is one all the same
             channel.close()
-        waiting.assert_end()
+        ends = {type(each.exception(PATIENCE_SECONDS)) for each in waiting}
+        assert ends <= {type(None), ChannelClosed, EndOfChannel}
         if not came:
             break
     assert place > 5, "there are places where it comes"

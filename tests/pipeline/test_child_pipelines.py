@@ -1,15 +1,14 @@
-"""Pipelines and other iterables in a child process."""
+"""Pipelines and other iterables in a child process, which imports this file, too."""
 
 from __future__ import annotations
 
-import functools
 import multiprocessing
 import os
 import pickle
 import random
 import signal
-import textwrap
 import threading
+from functools import partial
 from itertools import count, islice
 
 import _warm
@@ -18,32 +17,14 @@ import psutil
 import pytest
 import torch
 from _at_call import AtCall
-from _child_pipelines import (
-    Counter,
-    Epochs,
-    FailsInEpoch,
-    NamedQueue,
-    draw,
-    environment,
-    fail_on_odd,
-    fail_to_begin,
-    intra_op_threads,
-    kill_on_two,
-    make_arrays,
-    pid_or_wait_for_ever,
-    same,
-    set_variable,
-    where,
-)
-from _folders import HELPERS
-from _gates import PATIENCE_SECONDS, until
+from _gates import PATIENCE_SECONDS, same, until
 from _isolated import nothing_left, num_mapped_slabs
 from _isolation_data import Coded
 
 from spdl_torch.data import iterate_in_subprocess, run_pipeline_in_subprocess
 from spdl_torch.errors import PipelineFailure, PipelineStopped, UnsupportedOptionError
 from spdl_torch.observe import Report
-from spdl_torch.pipeline import PipelineBuilder
+from spdl_torch.pipeline import PipelineBuilder, StatsQueue
 
 __all__ = ["nothing_left"]
 
@@ -53,21 +34,40 @@ pytestmark = [
 ]
 
 
-def config_of(source, *ops, continuous=False, **pipe):
+class Epochs:
+    """``size`` items, distinct from those of all other epochs; ``bad``: the epoch that fails."""
+
+    def __init__(self, size, bad=None):
+        self.size, self.bad = size, bad
+        self.epoch = -1
+
+    def items(self, epoch):
+        return list(range(epoch * 1000, epoch * 1000 + self.size))
+
+    def __iter__(self):
+        self.epoch += 1
+        for number, item in enumerate(self.items(self.epoch)):
+            if self.epoch == self.bad and number == 1:
+                raise Coded(7, "source")
+            yield item
+
+
+def in_child(source, *ops, continuous=False, name=None, **options):
+    """A pipeline in a child."""
     builder = PipelineBuilder().add_source(source, continuous=continuous)
     for op in ops:
-        builder.pipe(op, **pipe)
-    return builder.add_sink(2).get_config()
-
-
-def in_child(source, *ops, continuous=False, options=None, **pipe):
-    """A pipeline in a child."""
-    config = config_of(source, *ops, continuous=continuous, **pipe)
-    return run_pipeline_in_subprocess(config, num_threads=2, **(options or {}))
+        builder.pipe(op, name=name)
+    config = builder.add_sink(2).get_config()
+    return run_pipeline_in_subprocess(config, num_threads=2, **options)
 
 
 def pids():
     return [p.pid for p in multiprocessing.active_children() if p.name == "spdl-loader"]
+
+
+def where(item):
+    """Process and thread of the op."""
+    return item, os.getpid(), threading.get_ident()
 
 
 @pytest.mark.parametrize("continuous", [False, True])
@@ -80,7 +80,7 @@ def test_one_child_serves_all_epochs(continuous):
     first, second, *others = [[item for item, _, _ in one] for one in passes]
     if continuous:
         assert [first + second, *others] == [source.items(n) for n in range(3)]
-        assert len({place for one in passes for _, *place in one for place in [tuple(place)]}) == 1
+        assert len({(pid, thread) for one in passes for _, pid, thread in one}) == 1
     else:
         assert first == source.items(0)[:2]
         assert [second, *others] == [source.items(n) for n in range(1, 4)]
@@ -114,6 +114,15 @@ def test_source_of_another_pipeline(continuous):
     assert flat == [source.items(n) for n in range(3)]
 
 
+def make_arrays(item):
+    """Large and small ones: through shared memory and beside it."""
+    return {
+        "large": torch.full((300, 300), float(item)),
+        "array": np.full((300, 300), item),
+        "small": np.arange(3),
+    }
+
+
 def test_tensors_and_arrays_come_through_shared_memory():
     """As what they were; the loop may keep them, and write into them."""
     items = list(in_child(range(3), make_arrays))
@@ -123,8 +132,11 @@ def test_tensors_and_arrays_come_through_shared_memory():
         assert isinstance(item["array"], np.ndarray)
         assert (item["array"] == number).all()
         assert item["small"].tolist() == [0, 1, 2]
-        assert item["text"] == str(number)
         item["array"][0, 0] = 7
+
+
+def draw(_):
+    return random.random(), float(np.random.rand()), float(torch.rand(()))
 
 
 def test_generators_begin_in_the_child_as_they_are_here():
@@ -140,40 +152,48 @@ def test_generators_begin_in_the_child_as_they_are_here():
     assert got == [draw(None) for _ in range(3)]
 
 
-def test_initializers_run_once_in_the_child_before_anything_else():
-    """One or several; stages do not start teams of threads."""
-    initializer = [functools.partial(set_variable, "SPDL_T", value) for value in "ab"]
-    items = in_child(["SPDL_T"], environment, options={"initializer": initializer})
-    assert [list(items), list(items)] == [["ab"], ["ab"]]
-    assert "SPDL_T" not in os.environ
-    assert list(in_child([0], intra_op_threads, options={"initializer": set_threads})) == [3]
-    assert list(in_child([0], intra_op_threads)) == [1]
+def settings(_):
+    return os.environ.get("SPDL_T"), torch.get_num_threads()
 
 
-def set_threads():
+def set_up(value):
+    os.environ["SPDL_T"] = os.environ.get("SPDL_T", "") + value
     torch.set_num_threads(3)
 
 
-def test_options_of_build_are_those_of_the_childs_pipeline():
-    """A queue class, a hook factory, a limit."""
-    options = {"queue_class": NamedQueue, "max_failures": -1, "report_stats_interval": -1}
-    assert list(in_child(range(4), fail_on_odd, options=options)) == [0, 2]
+def test_initializers_run_once_in_the_child_before_anything_else():
+    """One or several; without one, stages do not start teams of threads."""
+    assert list(in_child([0], settings)) == [(None, 1)]
+    assert list(in_child([0], settings, initializer=partial(set_up, "a"))) == [("a", 3)]
+    items = in_child([0], settings, initializer=[partial(set_up, value) for value in "ab"])
+    assert [list(items), list(items)] == [[("ab", 3)]] * 2
+    assert "SPDL_T" not in os.environ
 
 
-def test_figures_of_the_child_can_be_read():
+def fail_on_odd(item):
+    if item % 2:
+        raise Coded(item, "op")
+    return item
+
+
+class NamedQueue(StatsQueue):
+    """A queue class that can be sent."""
+
+
+def test_options_and_figures_are_those_of_the_childs_pipeline():
     """Complete at the end of a pass; the report has the child's stages and this loop's wait."""
-    items = in_child([0, 1, 2], same, name="decode")
-    assert len(list(items)) == 3
-    stats = items.snapshot()
-    assert [stage.name for stage in stats.stages] == ["decode"]
-    assert stats.stages[0].tasks.num_tasks >= 3
+    options = {"queue_class": NamedQueue, "max_failures": -1, "report_stats_interval": -1}
+    items = in_child(range(4), fail_on_odd, name="decode", **options)
+    assert list(items) == [0, 2]
+    (stage,) = items.snapshot().stages
+    assert (stage.name, stage.tasks.num_tasks, stage.tasks.num_failures) == ("decode", 4, 2)
     assert isinstance(items.report(), Report)
     assert "decode" in str(items.report())
 
 
 def test_failure_arrives_with_its_members():
     """They are the user's own, after the good items; the next pass is another one."""
-    items = in_child(range(4), fail_on_odd, name="decode", options={"max_failures": 0})
+    items = in_child(range(4), fail_on_odd, name="decode", max_failures=0)
     for _ in range(2):
         got = []
         with pytest.raises(PipelineFailure, match="stage 'decode': 1 of 2 tasks") as failure:
@@ -187,7 +207,7 @@ def test_failure_arrives_with_its_members():
 
 def test_source_that_fails_in_an_epoch_fails_that_epoch_and_begins_anew():
     """A continuous pipeline that has failed is followed by another one."""
-    source = FailsInEpoch(3, bad=1)
+    source = Epochs(3, bad=1)
     items = in_child(source, same, continuous=True)
     assert list(items) == source.items(0)
     with pytest.raises(PipelineFailure, match="the source raised") as failure:
@@ -227,22 +247,38 @@ def test_signal_that_cuts_off_a_wait_ends_an_epoch_with_the_process(number, rais
     assert set(pids()).isdisjoint(first)
 
 
-def test_initializer_that_fails_is_the_error_of_each_pass():
-    """No pipeline runs in a child that is not as it has to be."""
-    items = in_child(range(4), same, options={"initializer": fail_to_begin})
+def fail_to_begin():
+    raise Coded(3, "initializer")
+
+
+def kill_on_two(item):
+    if item == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return item
+
+
+@pytest.mark.parametrize(
+    ("op", "options", "error", "match"),
+    [
+        (same, {"initializer": fail_to_begin}, Coded, "3, 'initializer'"),
+        (
+            *(kill_on_two, {}, RuntimeError),
+            r"run_pipeline_in_subprocess: the worker process \(pid \d+\) was killed by SIGKILL",
+        ),
+    ],
+)
+def test_what_ends_the_child_is_the_error_of_each_pass(op, options, error, match):
+    """No pipeline runs in one that is not as it has to be; each pass has another one."""
+    items = in_child(range(4), op, **options)
     for _ in range(2):
-        with pytest.raises(Coded, match="3, 'initializer'"):
+        with pytest.raises(error, match=match):
             list(items)
 
 
-def test_death_of_the_child_is_an_error_and_the_next_pass_has_another_one():
-    """It says how it died."""
-    items = in_child(Epochs(3), same, kill_on_two)
-    match = r"run_pipeline_in_subprocess: the worker process \(pid \d+\) was killed by SIGKILL"
-    with pytest.raises(RuntimeError, match=match):
-        list(items)
-    with pytest.raises(RuntimeError, match=match):
-        list(items)
+def pid_or_wait_for_ever(item):
+    if item == 1:
+        threading.Event().wait()
+    return os.getpid()
 
 
 def begun(items):
@@ -260,14 +296,24 @@ def begun(items):
 def test_timeout_ends_the_child_and_the_next_pass_has_another_one():
     """An op that never returns is in the message."""
     assert list(in_child([0], same)) == [0]  # the fork server runs: a child starts in no time
-    items = in_child(range(3), pid_or_wait_for_ever, options={"timeout": 5})
+    items = in_child(range(3), pid_or_wait_for_ever, timeout=2)
     first_pass, first = begun(items)
-    with pytest.raises(RuntimeError, match="run_pipeline_in_subprocess timed out after 5 seconds"):
+    with pytest.raises(RuntimeError, match="run_pipeline_in_subprocess timed out after 2 seconds"):
         next(first_pass)
     second = begun(items)[1]
     assert first != second
     for pid in (first, second):  # they would give their ops 5 s
         os.kill(pid, signal.SIGKILL)
+
+
+class Counter:
+    """An iterable that knows how often it was iterated."""
+
+    num_passes = 0
+
+    def __iter__(self):
+        self.num_passes += 1
+        return iter([self.num_passes] * 3)
 
 
 @pytest.mark.parametrize(
@@ -276,15 +322,13 @@ def test_timeout_ends_the_child_and_the_next_pass_has_another_one():
         (lambda: in_child([1], lambda item: item), pickle.PicklingError, r"pipes\[0\]\.op cannot"),
         (lambda: in_child([threading.Lock()], same), pickle.PicklingError, r"source\[0\] cannot"),
         (
-            lambda: in_child([1], same, options={"initializer": lambda: None}),
-            pickle.PicklingError,
-            r"but initializer cannot be pickled",
+            lambda: in_child([1], same, initializer=lambda: None),
+            *(pickle.PicklingError, r"but initializer cannot be pickled"),
         ),
         (lambda: iterate_in_subprocess(lambda: [1]), pickle.PicklingError, "but fn cannot be"),
         (
-            lambda: in_child([1], same, options={"mp_context": "fork"}),
-            UnsupportedOptionError,
-            'run_pipeline_in_subprocess: mp_context must not be "fork"',
+            lambda: in_child([1], same, mp_context="fork"),
+            *(UnsupportedOptionError, 'run_pipeline_in_subprocess: mp_context must not be "fork"'),
         ),
         (lambda: iterate_in_subprocess(Counter, buffer_size=0), ValueError, "buffer_size must be"),
         (lambda: iterate_in_subprocess(Counter, timeout=0), ValueError, "timeout must be > 0"),
@@ -305,38 +349,32 @@ def test_iterable_is_made_once_and_iterated_for_each_pass():
         assert [list(items) for _ in passes] == passes
 
 
-@pytest.mark.parametrize("how", ["before the first item", "in the middle", "at the end"])
-def test_child_ends_when_the_iterable_is_dropped(how):
-    """Nothing else ends it: it serves the next loop."""
+@pytest.mark.parametrize("take", [lambda items: None, lambda items: next(iter(items)), list])
+def test_child_ends_when_the_iterable_is_dropped(take):
+    """Before the first item, within an epoch and after it: nothing else ends it."""
     items = in_child(Epochs(50), same, continuous=True)
     (pid,) = pids()
-    if how == "in the middle":
-        next(iter(items))
-    elif how == "at the end":
-        list(items)
+    take(items)
     assert psutil.pid_exists(pid)
     del items
     until(lambda: not psutil.pid_exists(pid))
 
 
 PROGRAM = """
-    import os, signal, sys, threading
-    sys.path.insert(0, {tests!r})
-    from _child_pipelines import Epochs, same
-    from spdl_torch.data import run_pipeline_in_subprocess
-    from spdl_torch.pipeline import PipelineBuilder
+import multiprocessing, os, signal, threading
+from spdl_torch.data import run_pipeline_in_subprocess
+from spdl_torch.pipeline import PipelineBuilder
 
-    def main():
-        builder = PipelineBuilder().add_source(Epochs(1000), continuous=True).pipe(same)
-        items = run_pipeline_in_subprocess(builder.add_sink().get_config(), num_threads=1)
-        outer = PipelineBuilder().add_source(items, continuous=True).add_sink().build()
-        first = outer.get_item()
-        import multiprocessing
-        print(*[p.pid for p in multiprocessing.active_children()], flush=True)
-        {end}
+def main():
+    builder = PipelineBuilder().add_source(range(1000), continuous=True).pipe(abs)
+    items = run_pipeline_in_subprocess(builder.add_sink().get_config(), num_threads=1)
+    outer = PipelineBuilder().add_source(items, continuous=True).add_sink().build()
+    first = outer.get_item()
+    print(*[p.pid for p in multiprocessing.active_children()], flush=True)
+    {end}
 
-    if __name__ == "__main__":
-        main()
+if __name__ == "__main__":
+    main()
 """
 
 
@@ -346,16 +384,14 @@ PROGRAM = """
         ("globals().update(kept=(items, outer))", 0, ""),
         (
             "os.kill(0, signal.SIGINT); threading.Event().wait()",
-            -signal.SIGINT,
-            "KeyboardInterrupt",
+            *(-signal.SIGINT, "KeyboardInterrupt"),
         ),
     ],
 )
 def test_nothing_is_left_when_the_program_ends(end, expected, last, tmp_path):
     """However it does, in the middle of an epoch, below another pipeline."""
     file = tmp_path / "program.py"
-    source = PROGRAM.format(tests=str(HELPERS), end=end)
-    file.write_text(textwrap.dedent(source), encoding="utf-8")
+    file.write_text(PROGRAM.format(end=end), encoding="utf-8")
     ends = {"start_new_session": True, "ends_whole": True, "forks": True}
     done = _warm.run([file], timeout=2 * PATIENCE_SECONDS, **ends)
     assert done.returncode == expected, done.stderr

@@ -11,6 +11,7 @@ from _gates import (
     PATIENCE_SECONDS,
     BlockedSource,
     Boom,
+    Each,
     GatedOp,
     asame,
     aspread,
@@ -26,11 +27,9 @@ from _inside import run_of
 
 from spdl_torch.engine.statistics import queue_stats
 from spdl_torch.pipeline import (
-    Aggregator,
     PipelineBuilder,
     PipelineFailure,
     PipelineStopped,
-    StageInfo,
     StatsQueue,
     TaskHook,
     TaskStatsHook,
@@ -77,79 +76,30 @@ def fail(item):
     raise Boom(item)
 
 
-async def afail(item):
-    raise Boom(item)
-
-
-def fail_late(item):
-    yield item
-    raise Boom(item)
-
-
 async def afail_late(item):
     yield item
     raise Boom(item)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize("op", [same, asame, spread, aspread])
+@pytest.mark.parametrize("op", [same, asame, spread, aspread, Each])
 def test_hooks_nest_in_the_order_of_the_list(op, asynchronous):
-    """The first hook is the outermost one, around the stage and around each task."""
+    """The first hook is the outermost one, around the stage and around each task; around the flush
+    of an aggregator, too, for which there is no item."""
     log = []
     hooks = [Tracing("a", log, asynchronous), Tracing("b", log)]
-    p = pipeline_of([7, 8], op, build={"task_hook_factory": lambda info: hooks})
-    with p.auto_stop():
+    builder = PipelineBuilder().add_source([7, 8])
+    builder = builder.aggregate(op()) if op is Each else builder.pipe(op)
+    with builder.add_sink().build(task_hook_factory=lambda info: hooks).auto_stop() as p:
         assert list(p) == [7, 8]
 
     def around(*what, inside=()):
-        return [
-            ("enter", "a", *what),
-            ("enter", "b", *what),
-            *inside,
-            ("exit", "b", *what),
-            ("exit", "a", *what),
-        ]
+        entered = [("enter", "a", *what), ("enter", "b", *what)]
+        return [*entered, *inside, ("exit", "b", *what), ("exit", "a", *what)]
 
-    assert log == around("stage", inside=[*around("task", 7), *around("task", 8)])
-
-
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_task_hook_is_around_the_flush_of_an_aggregator(asynchronous):
-    """For which there is no item: it is given None."""
-    log = []
-
-    class Pair(Aggregator):
-        def accumulate(self, item):
-            log.append(item)
-
-        def flush(self):
-            log.append("flush")
-            return log.copy()
-
-    hooks = [Tracing("a", log, asynchronous)]
-    builder = PipelineBuilder().add_source([7]).aggregate(Pair()).add_sink()
-    with builder.build(task_hook_factory=lambda info: hooks).auto_stop() as p:
-        assert len(list(p)) == 1
-    of_item = [("enter", "a", "task", 7), 7, ("exit", "a", "task", 7)]
-    of_flush = [("enter", "a", "task", None), "flush", ("exit", "a", "task", None)]
-    assert log[1:-1] == [*of_item, *of_flush]
-
-
-def test_factory_is_called_once_for_each_stage():
-    """The factory sees every stage, aggregates included, in order; source and sink have none."""
-    infos = []
-    p = (
-        PipelineBuilder()
-        .add_source(range(4))
-        .pipe(same, concurrency=3, name="decode")
-        .aggregate(2)
-        .add_sink()
-        .build(task_hook_factory=lambda info: infos.append(info) or [])
-    )
-    with p.auto_stop():
-        list(p)
-    assert list(map(str, infos)) == ["0:1:decode[3]", "0:2:aggregate(2)"]
-    assert infos[0] == StageInfo(0, 1, "decode", 3)
+    tasks = [7, 8, None] if op is Each else [7, 8]
+    inside = [entry for item in tasks for entry in around("task", item)]
+    assert log == around("stage", inside=inside)
 
 
 @pytest.mark.parametrize("when", ["call", "enter", "exit"])
@@ -199,7 +149,7 @@ def test_stop_while_an_output_waits_for_room_is_no_error_to_the_hooks(op):
     assert log[-1] == ("exit", "a", "stage")
 
 
-@pytest.mark.parametrize("op", [fail, afail, fail_late, afail_late])
+@pytest.mark.parametrize("op", [fail, afail_late])
 def test_task_hook_that_swallows_fails_the_item(op):
     """A hook cannot turn a failing op into a silent None."""
     hook = TaskHook()
@@ -376,17 +326,17 @@ def test_callback_that_raises_does_not_stop_the_pipeline(asynchronous, caplog):
     """It is logged; the items and the other callbacks come."""
     caplog.set_level("ERROR", "spdl_torch.pipeline")
 
-    class Plain(StatsQueue):
-        def interval_stats_callback(self, stats):
-            raise Boom("callback")
+    async def araise_boom(self, stats):
+        raise Boom("callback")
 
-    class Asynchronous(Plain):
-        async def interval_stats_callback(self, stats):
-            raise Boom("callback")
+    def raise_boom(self, stats):
+        raise Boom("callback")
 
-    queue_class = Asynchronous if asynchronous else Plain
+    class Queue(StatsQueue):
+        interval_stats_callback = araise_boom if asynchronous else raise_boom
+
     hook_class, got = collecting(TaskStatsHook, False)
-    build = {"queue_class": queue_class, "task_hook_factory": lambda info: [hook_class(info)]}
+    build = {"queue_class": Queue, "task_hook_factory": lambda info: [hook_class(info)]}
     with pipeline_of(range(50), same, build=build).auto_stop() as p:
         assert list(p) == list(range(50))
     assert "0:1:same_queue: interval_stats_callback failed" in caplog.text
@@ -438,22 +388,19 @@ def test_task_time_is_taken_inside_the_worker_when_threads_are_few(clock, kind):
 
     def op(item):
         clock.advance(100, cpu_ns=30)
-        return item
-
-    def failing(item):
-        clock.advance(100, cpu_ns=30)
-        if item % 2:
+        if kind == "failing" and item % 2:
             raise Boom(item)
+        return item
 
     def generator(item):
         clock.advance(60, cpu_ns=30)
         yield item
         clock.advance(40)
 
-    op = {"failing": failing, "generator": generator}.get(kind, op)
     build = {"num_threads": 1, "max_failures": 1.0}
     with ThreadPoolExecutor(1) as pool:
         executor = pool if kind == "executor" else None
+        op = generator if kind == "generator" else op
         p = pipeline_of(range(40), op, concurrency=8, executor=executor, build=build)
         with p.auto_stop():
             list(p)

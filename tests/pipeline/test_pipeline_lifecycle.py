@@ -17,6 +17,7 @@ from _gates import (
     BlockedSource,
     Boom,
     CountingSource,
+    Each,
     GatedOp,
     asame,
     aspread,
@@ -35,7 +36,7 @@ from _gates import (
 )
 from _inside import lock_of, run_of
 
-from spdl_torch.pipeline import Aggregator, PipelineBuilder, PipelineStopped
+from spdl_torch.pipeline import PipelineBuilder, PipelineStopped
 
 
 def state_of(pipeline):
@@ -62,7 +63,7 @@ def test_threads_begin_with_the_settings_of_the_one_that_starts_them():
 
 def test_states_are_shown_from_new_to_closed():
     """repr shows the state and every stage; a run goes new, running, draining, closed. Asking for
-    an item starts it, and nothing before."""
+    an item starts it, and nothing before; a timeout takes none."""
     source, op = BlockedSource(1), GatedOp()
     p = pipeline_of(source, op, concurrency=2, name="gated", sink=5)
     assert repr(p).splitlines() == [
@@ -73,8 +74,9 @@ def test_states_are_shown_from_new_to_closed():
     ]
     items = iter(p)
     assert (state_of(p), spdl_threads()) == ("new", [])
-    with pytest.raises(TimeoutError, match="no item came"):
-        p.get_item(timeout=0.001)
+    for ask in (p.get_item, lambda timeout: next(p.get_iterator(timeout))):
+        with pytest.raises(TimeoutError, match=r"no item came within 0\.001 seconds"):
+            ask(timeout=0.001)
     assert state_of(p) == "running"
     source.released.set()
     until(lambda: state_of(p) == "draining")
@@ -120,20 +122,6 @@ def test_pipeline_runs_once_and_its_end_stays():
             p.get_item()
         assert run_of(p).recorder.consumer.waiting_since_ns is None
         p.stop()
-
-
-def test_get_item_timeout_is_resumable():
-    """A timeout takes nothing: the next call gets the item. It says which threads are at work."""
-    op = GatedOp()
-    with pipeline_of(range(2), op).auto_stop() as p:
-        until(lambda: op.started)
-        for _ in range(3):
-            with pytest.raises(TimeoutError, match=r"no item came within 0.001 .*\n?.*spdl-"):
-                p.get_item(timeout=0.001)
-        with pytest.raises(TimeoutError, match="no item came"):
-            next(p.get_iterator(timeout=0.001))
-        op.open()
-        assert [p.get_item(PATIENCE_SECONDS), p.get_item()] == [0, 1]
 
 
 def test_stop_while_the_source_is_blocked():
@@ -219,14 +207,11 @@ class Thing:
     """An item whose end a weak reference tells."""
 
 
-class LastOne(Aggregator):
-    """Passes each item on at once."""
-
-    def accumulate(self, item):
-        return item
-
-    def flush(self):
-        return None
+def noted(references):
+    """A new one, of which there is a weak reference in the list."""
+    thing = Thing()
+    references.append(weakref.ref(thing))
+    return thing
 
 
 async def things(source):
@@ -236,24 +221,17 @@ async def things(source):
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-@pytest.mark.parametrize("op", [None, same, asame, spread, aspread, 1, LastOne, "executor"])
+@pytest.mark.parametrize("op", [None, same, asame, spread, aspread, 1, Each, "executor"])
 def test_item_is_freed_while_the_threads_wait_for_the_next_one(op, is_async):
     """No thread of the run keeps an item that the consumer has let go."""
-    references = []
-
-    def made():
-        thing = Thing()
-        references.append(weakref.ref(thing))
-        return thing
-
-    source = BlockedSource()
-    source.items = (made() for _ in range(1))
+    references, source = [], BlockedSource()
+    source.items = (noted(references) for _ in range(1))
     builder = PipelineBuilder().add_source(things(source) if is_async else source)
     with ThreadPoolExecutor(1) as pool:
         if op == "executor":
             builder.pipe(spread, executor=pool)
-        elif op in (1, LastOne):
-            builder.aggregate(op if op == 1 else LastOne())
+        elif op in (1, Each):
+            builder.aggregate(1 if op == 1 else Each())
         elif op is not None:
             builder.pipe(op)
         with builder.add_sink().build().auto_stop() as p:
@@ -272,10 +250,7 @@ def test_outputs_of_a_generator_are_freed_one_by_one(kind):
         for number in range(9):
             if number == 1 and kind != "executor":  # which passes all of them on together
                 assert go_on.wait(PATIENCE_SECONDS)
-            thing = Thing()
-            references.append(weakref.ref(thing))
-            yield thing
-            del thing
+            yield noted(references)
 
     async def aseveral(item):
         for thing in several(item):
@@ -294,21 +269,6 @@ def test_outputs_of_a_generator_are_freed_one_by_one(kind):
             p.get_item(timeout=PATIENCE_SECONDS)
             until(lambda: run_of(p).outlet.counters().put_wait[1] == 1)
             until(lambda: is_gone(references[1]))
-
-
-def test_auto_stop_ends_the_threads_when_the_body_raises():
-    """The exception of the loop body passes through; no thread and no file is left."""
-
-    def train(pipeline):
-        with pipeline.auto_stop():
-            for _ in pipeline:
-                raise Boom("body")
-
-    with no_leak():
-        for op in (same, asame):
-            with pytest.raises(Boom, match="body"):
-                train(pipeline_of(range(99), op))
-        assert spdl_threads() == []
 
 
 def test_last_reference_dropped_inside_an_op_of_its_own():
@@ -335,16 +295,16 @@ def test_finalizer_on_a_thread_that_holds_a_lock_of_the_engine(where):
     p = pipeline_of(CountingSource(), same, concurrency=4, build={"num_threads": 2})
     p.get_item()
     run = run_of(p)
-    lock = {
-        "source": lambda: lock_of(run.queues[0]),
-        "op": lambda: lock_of(run.stages[0].outlet),
-        "sink": lambda: lock_of(run.outlet),
-        "run": lambda: lock_of(run),
-        "task limit": lambda: lock_of(run.task_limit),
+    part = {
+        "source": run.queues[0],
+        "op": run.stages[0].outlet,
+        "sink": run.outlet,
+        "run": run,
+        "task limit": run.task_limit,
     }[where]
 
     def finalize():
-        with lock():
+        with lock_of(part):
             run.request_stop()
 
     result_of(in_thread(finalize))
@@ -430,7 +390,6 @@ def pipeline(op, source=None, **options):
     "body",
     {
         "blocked op": "p = pipeline(blocked); p.start(); started.wait()",
-        "blocked source": "p = pipeline(same, blocked_source()); p.get_item(); started.wait()",
         "blocked source, stopped": (
             "p = pipeline(same, blocked_source()); p.get_item(); started.wait(); p.stop()"
         ),
