@@ -139,24 +139,6 @@ def test_thousand_coroutines_need_no_thread_each(order):
     assert (len(set(threads)), most) == (1, 1000)
 
 
-@pytest.mark.parametrize("order", ["completion", "input"])
-def test_coroutine_that_is_late_holds_nobody_up_before_the_room_is_used(order):
-    """In order, too: others go on up to the room after the stage and the concurrency."""
-    started, go_on = [], threading.Event()
-
-    async def op(item):
-        started.append(item)
-        while item == 0 and not go_on.is_set():
-            await asyncio.sleep(0.001)
-        return item
-
-    p = pipeline_of(range(40), op, concurrency=4, output_order=order, buffer_size=4, sink=4)
-    with no_leak(), p.auto_stop():
-        until(lambda: len(started) >= (4 + 4 if order == "completion" else 4 + 3))
-        go_on.set()
-        assert sorted(p) == list(range(40))
-
-
 @pytest.mark.parametrize("end", ["stop", "failure"])
 def test_generator_that_is_left_is_closed_in_its_own_task(end):
     """``finally`` runs, and may await, before the pipeline is closed."""
@@ -259,35 +241,3 @@ def test_coroutines_whose_results_have_no_room_wait_for_it_each(clock):
         clock.advance(5_000)
         stats = p.snapshot().stages[0]
         assert (stats.wait_in_ratio, stats.wait_out_ratio) == (0, pytest.approx(1.0))
-
-
-@pytest.mark.parametrize("is_async", [False, True])
-def test_only_the_end_of_an_epoch_waits_for_an_item_that_is_late(is_async):
-    """Of the next epoch as many are in work as there are threads, or coroutines, beside it."""
-    started, go_on, epochs = [], threading.Event(), itertools.count()
-
-    def op(item):
-        started.append(item)
-        assert item != (0, 0) or go_on.wait(PATIENCE_SECONDS)
-        return item
-
-    async def aop(item):
-        started.append(item)
-        while item == (0, 0) and not go_on.is_set():
-            await asyncio.sleep(0.001)
-        return item
-
-    class Epochs:
-        def __iter__(self):
-            epoch = next(epochs)
-            return iter([(epoch, 0), (epoch, 1)])
-
-    p = pipeline_of(Epochs(), aop if is_async else op, concurrency=3, continuous=True)
-    with no_leak(), p.auto_stop():
-        assert p.get_item() == (0, 1)
-        until(lambda: {(1, 0), (1, 1)} <= set(started))
-        go_on.set()
-        assert p.get_item() == (0, 0)
-        with pytest.raises(EOFError, match="the epoch has ended"):
-            p.get_item()
-        assert sorted(p) == [(1, 0), (1, 1)]

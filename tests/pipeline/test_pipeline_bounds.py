@@ -1,5 +1,9 @@
-"""The bounds: calls at once, items that wait, threads that work; and the order of the output."""
+"""The bounds: calls at once, items that wait, threads that work, also where their number changes;
+and the order of the output."""
 
+import asyncio
+import itertools
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,14 +12,18 @@ from _gates import (
     PATIENCE_SECONDS,
     CountingSource,
     GatedOp,
+    Hands,
     in_thread,
+    no_leak,
     pipeline_of,
     result_of,
     same,
+    spdl_threads,
     until,
 )
 from _inside import run_of
 
+from spdl_torch.engine import counters
 from spdl_torch.pipeline import PipelineBuilder
 
 ORDERS = ["completion", "input"]
@@ -90,15 +98,9 @@ def test_num_threads_does_not_count_a_stage_with_its_own_executor():
     """An executor has threads of its own: its calls go on while num_threads ops are stuck."""
     stuck = GatedOp()
     with ThreadPoolExecutor(1) as pool:
-        p = (
-            PipelineBuilder()
-            .add_source(range(10))
-            .pipe(lambda n: n, executor=pool)
-            .pipe(stuck, concurrency=2)
-            .add_sink()
-            .build(num_threads=1)
-        )
-        with p.auto_stop():
+        builder = PipelineBuilder().add_source(range(10)).pipe(same, executor=pool)
+        builder.pipe(stuck, concurrency=2)
+        with builder.add_sink().build(num_threads=1).auto_stop() as p:
             stuck.wait_started(1)
             until(lambda: p.snapshot().stages[0].tasks.num_tasks >= 5)
             assert stuck.max_running == 1
@@ -126,22 +128,196 @@ def test_at_most_buffer_size_items_wait_when_nobody_takes(buffer_size, order):
     assert source.num_taken == most
 
 
-def test_input_order_is_kept_when_the_first_call_is_the_last_to_end():
-    """Later items wait for the first one, in the room that the buffer has."""
-    first = threading.Event()
-    others = threading.Semaphore(0)
+def late_with(first, is_async):
+    """An op that is late with its first item; what it was called with, and what it waits for."""
+    started, go_on = [], threading.Event()
 
     def op(item):
-        if item == 0:
-            assert first.wait(PATIENCE_SECONDS)
-        else:
-            others.release()
+        started.append(item)
+        assert item != first or go_on.wait(PATIENCE_SECONDS)
         return item
 
-    p = pipeline_of(range(30), op, concurrency=4, output_order="input", buffer_size=4)
-    with p.auto_stop():
-        for _ in range(6):  # 3 in the buffer, whose 4th place is kept for item 0; 3 in hand
-            assert others.acquire(timeout=PATIENCE_SECONDS)
-        assert run_of(p).queues[1].counters().num_put == 0
-        first.set()
-        assert list(p) == list(range(30))
+    async def aop(item):
+        started.append(item)
+        while item == first and not go_on.is_set():
+            await asyncio.sleep(0.001)
+        return item
+
+    return aop if is_async else op, started, go_on
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("is_async", [False, True])
+def test_call_that_is_late_holds_nobody_up_before_the_room_is_used(is_async, order):
+    """In order, too: others go on up to the room after the stage, where a place is kept for it."""
+    op, started, go_on = late_with(0, is_async)
+    p = pipeline_of(range(40), op, concurrency=4, output_order=order, buffer_size=4, sink=4)
+    with no_leak(), p.auto_stop():
+        until(lambda: len(started) >= 4 + (4 if order == "completion" else 3))
+        assert order == "completion" or run_of(p).queues[1].counters().num_put == 0
+        go_on.set()
+        got = list(p)
+    assert (got if order == "input" else sorted(got)) == list(range(40))
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_only_the_end_of_an_epoch_waits_for_an_item_that_is_late(is_async):
+    """Of the next epoch as many are in work as there are threads, or coroutines, beside it."""
+    epochs, (op, started, go_on) = itertools.count(), late_with((0, 0), is_async)
+
+    class Epochs:
+        def __iter__(self):
+            epoch = next(epochs)
+            return iter([(epoch, 0), (epoch, 1)])
+
+    p = pipeline_of(Epochs(), op, concurrency=3, continuous=True)
+    with no_leak(), p.auto_stop():
+        assert p.get_item() == (0, 1)
+        until(lambda: {(1, 0), (1, 1)} <= set(started))
+        go_on.set()
+        assert p.get_item() == (0, 0)
+        with pytest.raises(EOFError, match="the epoch has ended"):
+            p.get_item()
+        assert sorted(p) == [(1, 0), (1, 1)]
+
+
+def at_work(run, stage="op"):
+    """The number of a stage's threads, without those that are about to leave."""
+    return next(each for each in run.stages if each.spec.name == stage).thread_count.count
+
+
+def workers_of(stage):
+    """Live threads of a stage."""
+    return [t for t in spdl_threads() if t.name.startswith(f"spdl-{stage}-")]
+
+
+def tuned(source, op, hands, **options):
+    """A pipeline of one stage called ``op``."""
+    return pipeline_of(source, op, name="op", build={"tuner": hands}, **options)
+
+
+@pytest.mark.parametrize("num_threads", [None, 2])
+def test_growth_runs_so_many_calls_at_once(num_threads):
+    """From 1 to 4: four calls are inside the op, or ``num_threads``, which stays the bound; and
+    results come in the order of the source."""
+    hands, op, most = Hands(), GatedOp(), num_threads or 4
+    build = {"num_threads": num_threads, "tuner": hands}
+    pipeline = pipeline_of(range(40), op, name="op", output_order="input", build=build)
+    with no_leak(), pipeline.auto_stop() as items:
+        op.wait_started(1)
+        hands.run.set_concurrency("op", 4)
+        op.wait_started(most)
+        until(lambda: at_work(hands.run) == 4)
+        assert op.num_running == most
+        op.open()
+        assert list(items) == list(range(40))
+        assert op.max_running == most
+
+
+def test_shrinking_lets_calls_end_and_then_runs_fewer():
+    """From 4 to 2: the four that run end, and never again are there more than two."""
+    hands, started, gates = Hands(), [], [threading.Event(), threading.Event()]
+
+    def op(item):
+        started.append(item)
+        assert gates[item >= 4].wait(PATIENCE_SECONDS)
+        return item
+
+    pipeline = tuned(range(40), op, hands, concurrency=4, output_order="input")
+    with no_leak(), pipeline.auto_stop() as items:
+        until(lambda: len(started) == 4)
+        hands.run.set_concurrency("op", 2)
+        gates[0].set()
+        until(lambda: len(started) == 6 and at_work(hands.run) == 2)
+        gates[1].set()
+        assert list(items) == list(range(40))
+
+
+def test_threads_that_left_are_started_again():
+    """They count where they did, so nothing grows with the changes."""
+    hands = Hands()
+    pipeline = tuned(iter(int, 1), lambda item: item + 1, hands, output_order="input")
+    with pipeline.auto_stop() as items:
+        for _ in range(10):
+            hands.run.set_concurrency("op", 3)
+            assert items.get_item() == 1
+            until(lambda: at_work(hands.run) == 3)
+            hands.run.set_concurrency("op", 1)
+            until(lambda: items.get_item() and at_work(hands.run) == 1)
+        until(lambda: len(workers_of("op")) == 1)
+        assert len(hands.run._threads.threads()) < 10
+        rows = [row for row in items.timeline().rows if row.stage == "op"]
+        assert [row.replica for row in rows] == [0, 1, 2]
+    assert sum(s.tasks.num_tasks for s in items.snapshot().stages) >= 10
+
+
+@pytest.mark.parametrize(
+    ("stage", "count"), [("aggregate(2)", 2), ("nothing", 2), ("coroutine", 2), ("op", 0)]
+)
+def test_stage_is_refused_when_it_cannot_be_changed(stage, count):
+    """An aggregate has a list in its hands, coroutines share a thread."""
+
+    async def coroutine(item):
+        return item
+
+    hands = Hands()
+    builder = PipelineBuilder().add_source([1, 2]).pipe(abs, name="op").pipe(coroutine)
+    builder.aggregate(2).add_sink().build(tuner=hands)
+    with pytest.raises(ValueError, match=f"set_concurrency: stage must be.*{re.escape(stage)}"):
+        hands.run.set_concurrency(stage, count)
+
+
+def test_change_has_no_effect_when_the_run_has_ended():
+    """No thread is started that nobody would join."""
+    hands = Hands()
+    with no_leak():
+        with tuned([1, 2], abs, hands, output_order="input").auto_stop() as items:
+            assert list(items) == [1, 2]
+        hands.run.set_concurrency("op", 8)
+        assert not workers_of("op")
+
+
+def test_data_ends_where_the_system_has_no_more_threads(monkeypatch):
+    """The threads that there are go on; one more is tried with the next change."""
+    hands = Hands()
+
+    def refuse(*threads):
+        raise RuntimeError("can't start new thread")
+
+    pipeline = tuned(range(40), abs, hands, output_order="input")
+    with no_leak(), pipeline.auto_stop() as items:
+        got = [items.get_item()]
+        with monkeypatch.context() as patches:
+            patches.setattr("spdl_torch.engine.threads.start", refuse)
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                hands.run.set_concurrency("op", 3)
+        assert at_work(hands.run) == 1
+        hands.run.set_concurrency("op", 2)
+        assert at_work(hands.run) == 2
+        assert got + list(items) == list(range(40))
+
+
+def test_room_grows_with_the_threads_but_not_where_the_user_gave_it():
+    """To the size of a pipeline that was built with so many threads."""
+    hands = Hands()
+    builder = PipelineBuilder().add_source([]).pipe(abs, name="a", output_order="input")
+    builder.pipe(abs, name="b", output_order="input", buffer_size=5)
+    pipeline = builder.add_sink().build(tuner=hands)
+    hands.run.set_concurrency("b", 8)
+    assert [queue.capacity for queue in hands.run.queues[:-1]] == [2, 16, 5 + 3]
+    pipeline.stop()
+
+
+def test_shares_are_of_the_time_that_threads_were_there(monkeypatch):
+    """2 threads for 10 s, then 6 for 5 s: 50 thread-seconds, of the last 5 s 30."""
+    now = 0
+    monkeypatch.setattr(counters, "perf_counter_ns", lambda: now)
+    count = counters.ThreadCount(2)
+    now = 10
+    assert count.thread_ns(10) == 20
+    count.change(6)
+    now = 15
+    assert (count.thread_ns(15), count.thread_ns(5), count.thread_ns(6)) == (50, 30, 32)
+    count.end()
+    now = 1000
+    assert count.thread_ns(15) == 50

@@ -15,6 +15,7 @@ from spdl_torch.pipeline import (
     Aggregate,
     Disaggregate,
     Pipe,
+    Pipeline,
     PipelineBuilder,
     PipelineSpec,
     SinkSpec,
@@ -223,12 +224,6 @@ def test_items_of_any_source_are_passed_on(source, op, expected):
     assert list(pipeline_of(source, *ops, output_order="input", concurrency=3)) == expected
 
 
-def test_disaggregate_passes_members_on_in_order():
-    """Empty lists vanish, the order stays."""
-    builder = PipelineBuilder().add_source([[1, 2], [], (3,), [4]]).disaggregate()
-    assert list(builder.add_sink().build()) == [1, 2, 3, 4]
-
-
 def build():
     return (
         PipelineBuilder()
@@ -265,8 +260,6 @@ def test_definition_is_frozen_and_pickles():
     copy = pickle.loads(pickle.dumps(spec))
     assert isinstance(copy, PipelineSpec)
     assert str(copy) == str(spec)
-    from spdl_torch.pipeline import Pipeline
-
     with Pipeline(spec).auto_stop() as p, Pipeline(copy).auto_stop() as other:
         assert list(p) == list(other) == list(Pipeline(copy)) == [2, -2, 3, -3, 4, -4]
 
@@ -298,6 +291,8 @@ def test_definitions_are_what_a_builder_collects():
     other = replace(config, src=SourceSpec([3]), pipes=[Pipe(abs)])
     assert list(PipelineBuilder.from_config(other).build()) == [3]
     assert list(build_pipeline(config, num_threads=1)) == list(range(7))
+    nested = config_of([[1, 2], [], (3,), [4]], Disaggregate())
+    assert list(build_pipeline(nested)) == [1, 2, 3, 4]
 
 
 def test_collate_is_aggregate():

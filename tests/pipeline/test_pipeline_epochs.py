@@ -15,7 +15,6 @@ from _gates import (
     Boom,
     GatedOp,
     Hands,
-    asame,
     eager_switching,
     join_spdl_threads,
     multiset,
@@ -32,7 +31,6 @@ from spdl_torch.pipeline import (
     Aggregator,
     PipelineBuilder,
     PipelineFailure,
-    PipelineStopped,
     cache_iterator,
 )
 from spdl_torch.spdl.dataloader import CacheDataLoader
@@ -329,20 +327,6 @@ def test_empty_epoch_fails_though_a_later_one_is_under_way():
         assert is_met.wait(PATIENCE_SECONDS)
         with pytest.raises(PipelineFailure, match=r"max_failures is 0\.1 of all"):
             list(pipeline)
-
-
-@pytest.mark.parametrize("op", [same, asame])
-def test_stop_ends_every_thread_wherever_it_waits(op):
-    """Buffers full of the next epochs, threads that wait for theirs, in ordered and open stages."""
-    for num_taken in range(6):
-        builder = PipelineBuilder().add_source(Epochs(1), continuous=True)
-        builder.pipe(op, concurrency=3).pipe(op, concurrency=2, output_order="input")
-        pipeline = builder.aggregate(2).add_sink(1).build()
-        with no_leak(), eager_switching(), pipeline.auto_stop():
-            for _ in range(num_taken):
-                list(pipeline)
-    with pytest.raises(PipelineStopped, match="is closed and runs only once"):
-        iter(pipeline)
 
 
 def test_pipeline_that_is_dropped_between_epochs_ends_its_threads():

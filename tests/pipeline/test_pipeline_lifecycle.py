@@ -36,7 +36,9 @@ from _gates import (
 )
 from _inside import lock_of, run_of
 
-from spdl_torch.pipeline import PipelineBuilder, PipelineStopped
+from spdl_torch.pipeline import PipelineBuilder, PipelineFailure, PipelineStopped
+
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def state_of(pipeline):
@@ -179,15 +181,18 @@ def test_dropped_iterator_ends_the_run():
         join_spdl_threads()
 
 
-@pytest.mark.parametrize("end", ["never started", "at its end", "stopped"])
+@pytest.mark.parametrize("end", ["never started", "at its end", "stopped", "failed"])
 def test_op_that_refers_to_its_pipeline_does_not_keep_it(end):
-    """A method of the object that holds the pipeline is an ordinary op."""
+    """A method of the object that holds the pipeline is an ordinary op. Nor does a failure, which
+    refers to the loop's frames."""
 
     class Trainer:
         def __init__(self):
-            self.pipeline = pipeline_of(range(3), self.op)
+            self.pipeline = pipeline_of(range(3), self.op, build={"max_failures": 0})
 
         def op(self, item):
+            if end == "failed":
+                raise Boom
             return item
 
     trainer = Trainer()
@@ -196,6 +201,10 @@ def test_op_that_refers_to_its_pipeline_does_not_keep_it(end):
     elif end == "stopped":
         with trainer.pipeline.auto_stop():
             assert trainer.pipeline.get_item() == 0
+    elif end == "failed":
+        with pytest.raises(PipelineFailure, match="1 of 1 tasks failed"):
+            list(trainer.pipeline)
+        assert str(trainer.pipeline.failure).startswith("stage 'op': 1 of 1 tasks failed")
     gone = weakref.ref(trainer.pipeline)
     del trainer
     join_spdl_threads()
