@@ -10,7 +10,7 @@ import random
 
 import pytest
 import torch
-from _gpus import ANYWHERE, KIBI, MEBI, ON_CUDA, PROMPT, STREAMS, Filled, filled, moved, num_wrong
+from _gpus import ANYWHERE, KIBI, MEBI, ON_CUDA, PROMPT, STREAMS, Filled, filled, num_wrong
 from _videos import KINDS, write_video
 from torch.utils.data import DataLoader as TorchLoader, TensorDataset
 
@@ -29,7 +29,6 @@ from spdl_torch.io._transfer import cuda
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
-    pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true"),
     pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
 ]
 
@@ -141,21 +140,6 @@ def test_batches_are_whole_on_every_stream(gpu, stream, num_workers):
     for batch_size in (None, 1):
         loader = DataLoader(data, batch_size, device="cuda", **options)
         assert num_wrong(gpu, loader, data.expected(), streams=[stream]) == 0
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"device": "cuda", "batch_size": None}, {"device": "cuda", "batch_size": 1}, {}],
-    ids=["copied", "made", "pin_memory"],
-)
-@ANYWHERE
-def test_batches_of_processes_are_whole(gpu, options):
-    """Copied into memory that the GPU copies from, made there, and copied by the loop itself."""
-    data, use = filled(gpu, 200, 4 * MEBI), None
-    if not options:
-        options, use = {"pin_memory": True, "batch_size": None}, moved
-    loader = DataLoader(data, **PROCESSES, **options)
-    assert num_wrong(gpu, loader, data.expected(), use=use) == 0
 
 
 @ON_CUDA

@@ -32,6 +32,7 @@ from spdl_torch.pipeline import PipelineBuilder
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true"),
     pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
 ]
 
@@ -155,6 +156,8 @@ WAYS = {
     "pinned_late": lambda _, data: loaded(data, Pinnable, **THREADS),
     "pinned_pipeline": lambda _, data: lent(data, Pinnable),
     "pinned_processes": lambda _, data: loaded(data, Pinnable, **PROCESSES),
+    "copied_processes": lambda _, data: DataLoader(data, None, device="cuda", **PROCESSES),
+    "loops_own": lambda _, data: map(moved, DataLoader(data, None, pin_memory=True, **PROCESSES)),
     "array_pipeline": lambda _, data: lent(data, array_beside),
     "array_processes": lambda _, data: loaded(data, array_beside, **PROCESSES),
     "hidden_pipeline": lambda _, data: lent(data, hidden_beside),
