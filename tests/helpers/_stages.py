@@ -5,25 +5,6 @@ from dataclasses import dataclass
 from _gates import Boom
 from hypothesis import strategies as st
 
-KINDS = (
-    "function",
-    "dropping",
-    "async dropping",
-    "executor dropping",
-    "failing",
-    "generator",
-    "failing generator",
-    "async function",
-    "async failing",
-    "async generator",
-    "executor function",
-    "executor failing",
-    "executor generator",
-    "aggregate, disaggregate",
-    "aggregate, function, disaggregate",
-    "aggregate dropping the last, disaggregate",
-)
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -143,6 +124,11 @@ OPS = {
     "executor failing": fail_some,
     "executor generator": spread_then_fail,
 }
+AGGREGATES = (
+    "aggregate, disaggregate",
+    "aggregate, function, disaggregate",
+    "aggregate dropping the last, disaggregate",
+)
 
 
 def add(builder, plan, pool, **named):
@@ -165,7 +151,7 @@ def add(builder, plan, pool, **named):
 
 plans = st.builds(
     Plan,
-    kind=st.sampled_from(KINDS),
+    kind=st.sampled_from([*OPS, *AGGREGATES]),
     concurrency=st.integers(1, 4),
     input_order=st.booleans(),
     buffer_size=st.none() | st.integers(1, 4),

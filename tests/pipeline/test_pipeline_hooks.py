@@ -249,11 +249,9 @@ def test_callbacks_add_up_to_what_was_processed(interval, asynchronous):
             raise Boom(item)
         return item
 
+    builder = PipelineBuilder().add_source(range(200)).pipe(op, name="decode", concurrency=2)
     p = (
-        PipelineBuilder()
-        .add_source(range(200))
-        .pipe(op, name="decode", concurrency=2)
-        .aggregate(10)
+        builder.aggregate(10)
         .add_sink()
         .build(
             queue_class=queue_class,
