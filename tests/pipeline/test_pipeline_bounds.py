@@ -23,7 +23,7 @@ from _gates import (
 )
 from _inside import run_of
 
-from spdl_torch.engine import counters
+from spdl_torch.engine.counters import ThreadCount
 from spdl_torch.pipeline import PipelineBuilder
 
 ORDERS = ["completion", "input"]
@@ -311,8 +311,8 @@ def test_room_grows_with_the_threads_but_not_where_the_user_gave_it():
 def test_shares_are_of_the_time_that_threads_were_there(monkeypatch):
     """2 threads for 10 s, then 6 for 5 s: 50 thread-seconds, of the last 5 s 30."""
     now = 0
-    monkeypatch.setattr(counters, "perf_counter_ns", lambda: now)
-    count = counters.ThreadCount(2)
+    monkeypatch.setattr("spdl_torch.engine.counters.perf_counter_ns", lambda: now)
+    count = ThreadCount(2)
     now = 10
     assert count.thread_ns(10) == 20
     count.change(6)
