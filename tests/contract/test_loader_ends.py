@@ -12,11 +12,17 @@ from multiprocessing.context import SpawnContext
 
 import _warm
 import pytest
-from _datasets import BulkData, GatedData, MapData, Rows, StreamData
+from _datasets import BulkData, GatedData, Indices, MapData, StreamData
 from _folders import HELPERS
 from _gates import is_gone, is_running, shared_memory_of, until
 from _inside import placement_of, state_of
-from _loader_helpers import PATIENCE_SECONDS, DataLoader, ThreadLoader as OnThreads, run_script
+from _loader_helpers import (
+    PATIENCE_SECONDS,
+    DataLoader,
+    ThreadLoader as OnThreads,
+    batches_of,
+    run_script,
+)
 
 from spdl_torch.pipeline import PipelineBuilder
 
@@ -161,11 +167,11 @@ class ThreadContext(SpawnContext):
 
 def test_context_that_starts_threads_has_threads():
     """It is what the program asks for; processes by it are refused."""
-    loader = DataLoader(Rows(8), 2, num_workers=2, multiprocessing_context=ThreadContext())
-    assert [batch["index"].tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    loader = DataLoader(Indices(8), 2, num_workers=2, multiprocessing_context=ThreadContext())
+    assert batches_of(loader) == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert placement_of(loader).num_processes == 0
     loader = DataLoader(
-        Rows(8), num_workers=2, multiprocessing_context=ThreadContext(), isolation="process"
+        Indices(8), num_workers=2, multiprocessing_context=ThreadContext(), isolation="process"
     )
     with pytest.raises(ValueError, match=r"starts threads\. Leave one of the two out"):
         iter(loader)

@@ -1,4 +1,4 @@
-"""What a loader promises, it promises wherever its workers are: order, batches, bits, resume, ends.
+"""What a loader promises, it promises wherever its workers are: order, bits, figures, ends.
 
 torch's own loader is the oracle where torch has the promise.
 """
@@ -13,9 +13,9 @@ from collections import Counter
 
 import pytest
 import torch
-from _datasets import KINDS, MAP_STYLE, Broken, Drawing, Made, Rows, Stream
+from _datasets import KINDS, MAP_STYLE, Drawing, Drawn, DrawnStream, Indices, Made
 from _gates import PATIENCE_SECONDS, in_thread, result_of, until
-from _loader_helpers import as_list, assert_threads_end, loader_threads
+from _loader_helpers import as_list, assert_threads_end, batches_of, loader_threads
 from _seats import (
     FORKED,
     NONE,
@@ -26,7 +26,7 @@ from _seats import (
     in_seats,
     with_workers,
 )
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import get_worker_info
 
 from spdl_torch.errors import PipelineStopped
 from spdl_torch.observe import tracing
@@ -37,40 +37,17 @@ LIVES = [pytest.param(False, id="anew"), pytest.param(True, id="persistent")]
 both_lives = pytest.mark.parametrize("persistent", LIVES)
 
 
-def indices_of(batches):
-    return [torch.as_tensor(batch["index"]).tolist() for batch in batches]
-
-
-def bits_of(batches):
-    return [(batch["index"].tolist(), batch["draws"].tolist(), batch["name"]) for batch in batches]
-
-
 def seeded(seed):
     return torch.Generator().manual_seed(seed)
 
 
-def options_of(kind):
-    """A shuffled order, where a kind has one."""
-    if kind not in MAP_STYLE:
-        return {}
-    return {"shuffle": True, "generator": seeded(7)}
-
-
 @functools.cache
-def epochs_of_torch(num_workers, kind, persistent):
-    """The indices of three epochs of torch's loader, the same for all seats."""
-    seat = THREADS if num_workers else NONE
-    assert seat.num_workers == num_workers
-    loader = seat.peer(kind(LENGTH), BATCH, persistent_workers=persistent, **options_of(kind))
-    return [indices_of(loader) for _ in range(3)]
-
-
-@functools.cache
-def bits_on_threads(kind, persistent):
-    """The bits of three epochs, the same for all seats with workers."""
-    options = {"seed": 3, "persistent_workers": persistent, **options_of(kind)}
-    loader = THREADS.loader(kind(LENGTH), BATCH, **options)
-    return [bits_of(loader) for _ in range(3)]
+def epochs_of(seat, kind, persistent, of_torch=False):
+    """Three epochs of our loader, or torch's, shuffled where the kind has an order."""
+    order = {"shuffle": True, "generator": seeded(7)} if kind in MAP_STYLE else {}
+    options = {"persistent_workers": persistent, **order, **({} if of_torch else {"seed": 3})}
+    loader = (seat.peer if of_torch else seat.loader)(kind(LENGTH), BATCH, **options)
+    return [batches_of(loader) for _ in range(3)]
 
 
 @in_every_seat_by_pairs(kind=KINDS, persistent=LIVES)
@@ -78,39 +55,20 @@ def test_order_batches_and_lengths_are_torchs_and_bits_the_same_everywhere(seat,
     """Three epochs have torch's batches in torch's order. Samples draw from streams of their own,
     by their position in the epoch: the workers' seat is in no bit. Without workers there is another
     order (of a stream, or where workers persist and take no seed from the generator)."""
-    options = {"seed": 3, "persistent_workers": persistent, **options_of(kind)}
-    loader = seat.loader(kind(LENGTH), BATCH, **options)
-    epochs = [bits_of(loader) for _ in range(3)]
-    for got, expected in zip(
-        epochs, epochs_of_torch(seat.num_workers, kind, persistent), strict=True
-    ):
-        assert [indices for indices, *_ in got] == expected
+    epochs, peer = epochs_of(seat, kind, persistent), NONE if seat is NONE else THREADS
+    for got, expected in zip(epochs, epochs_of(peer, kind, persistent, of_torch=True), strict=True):
+        assert indices_of(got) == indices_of(expected)
     if seat is not NONE or (kind in MAP_STYLE and not persistent):
-        assert epochs == bits_on_threads(kind, persistent)
-    if kind in MAP_STYLE:
-        assert len(loader) == len(epochs[0])
+        assert epochs == epochs_of(THREADS, kind, persistent)
+    assert kind not in MAP_STYLE or len(seat.loader(kind(LENGTH), BATCH)) == len(epochs[0])
 
 
-class InOneCall(Dataset):
-    """Its samples say with which others they were asked for."""
-
-    def __len__(self):
-        return LENGTH
-
-    def __getitems__(self, indices):
-        return [tuple(indices)] * len(indices)
+def indices_of(batches):
+    """Of batches of such samples."""
+    return [[index for index, _ in batch] for batch in batches]
 
 
-@in_every_seat
-def test_samples_of_a_batch_are_asked_for_in_one_call(seat):
-    """Of a dataset that has ``__getitems__``, and then needs no ``__getitem__``."""
-    loader = seat.loader(InOneCall(), 4, collate_fn=as_list)
-    starts = range(0, LENGTH, 4)
-    asked = [tuple(range(start, min(start + 4, LENGTH))) for start in starts]
-    assert list(loader) == [[indices] * len(indices) for indices in asked]
-
-
-class Opening(Rows):
+class Opening(Drawn):
     """Opens something at its first sample; each names it, and how its worker has begun."""
 
     begun = opened = None
@@ -143,7 +101,7 @@ def test_what_a_worker_opens_stays_open_as_long_as_it(seat, persistent):
     assert {number - own for epoch in epochs for (own, number, _), _ in epoch} == {0}
 
 
-class Informed(Rows):
+class Informed(Drawn):
     """Its samples are what ``get_worker_info()`` says where they are made."""
 
     def __getitem__(self, index):
@@ -181,17 +139,15 @@ def test_threads_of_a_dataset_draw_in_a_process_as_in_torchs():
     assert ours == torchs
 
 
-class EvenRows(Rows):
+class EvenBatches(Indices):
     """A batch in two has no good sample."""
 
-    def __getitem__(self, index):
-        if index // BATCH % 2:
-            raise Broken(index, "here")
-        return super().__getitem__(index)
+    def __init__(self, length):
+        super().__init__(length, bad=[n for n in range(length) if n // BATCH % 2])
 
 
 @in_every_seat
-@pytest.mark.parametrize("kind", [Rows, Stream, EvenRows])
+@pytest.mark.parametrize("kind", [Drawn, DrawnStream, EvenBatches])
 def test_statistics_have_every_sample(seat, kind):
     """snapshot() has the stages of the epoch, and the samples of all workers. Figures of the queue
     count batches alone: the end of a worker's iterable passes through it, too, and so does what is
@@ -202,7 +158,7 @@ def test_statistics_have_every_sample(seat, kind):
     fetch, collate = loader.snapshot().stages
     assert (fetch.name, collate.name) == ("fetch", "collate")
     assert fetch.tasks.num_tasks == LENGTH
-    assert kind is EvenRows or collate.tasks.num_tasks == num_batches
+    assert kind is EvenBatches or collate.tasks.num_tasks == num_batches
     assert fetch.queue == collate.queue
     assert seat is NONE or fetch.queue.num_items == num_batches
 
@@ -211,7 +167,7 @@ def test_statistics_have_every_sample(seat, kind):
 def test_report_and_trace_are_of_the_whole_epoch(seat, tmp_path):
     """The report has the figures of snapshot() and says where the workers were; a trace has the
     loop's turn for every batch, and the work of the workers wherever they are."""
-    loader = seat.loader(Rows(LENGTH), BATCH, persistent_workers=True)
+    loader = seat.loader(Drawn(LENGTH), BATCH, persistent_workers=True)
     with tracing(tmp_path / "trace.json"):
         num_batches = len(list(loader))
         profile = loader.profile()
@@ -231,7 +187,7 @@ def test_report_and_trace_are_of_the_whole_epoch(seat, tmp_path):
     assert turns.total() >= num_batches - seat.num_workers or seat is NONE
 
 
-class Counting(Rows):
+class Counting(Drawn):
     """Counts the samples that it made, in what copies share where a dataset is vouched for, and in
     what they have of their own elsewhere."""
 
@@ -258,7 +214,7 @@ def test_figures_of_a_dataset_are_the_sums_of_all_workers(seat, persistent):
     assert loader.report().stats.data["made"] == LENGTH
 
 
-@in_every_seat_by_pairs(kind=[Rows, Stream], persistent=LIVES)
+@in_every_seat_by_pairs(kind=[Drawn, DrawnStream], persistent=LIVES)
 def test_closed_loader_has_no_workers_and_begins_anew(seat, kind, persistent):
     """close() ends threads and processes at once, in mid-epoch and between epochs, twice as well;
     the iterator says so, an ended one goes on being at its end, and the next epoch is whole."""
@@ -277,7 +233,7 @@ def test_closed_loader_has_no_workers_and_begins_anew(seat, kind, persistent):
     for _ in loader:  # after break the next epoch is whole, too
         break
     batches = iter(loader)
-    indices = [index for batch in batches for index in batch["index"].tolist()]
+    indices = itertools.chain(*indices_of(batches_of(batches)))
     assert sorted(indices) == list(range(LENGTH))
     for _ in range(2):
         loader.close()

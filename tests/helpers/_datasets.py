@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import random
 import threading
 from typing import Any
 
-import numpy as np
 import torch
 from _gates import PATIENCE_SECONDS
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
@@ -129,48 +127,30 @@ class DrawnStream(Divided):
         return drawn(item)
 
 
-# -- every kind that a loader tells apart: of a length they hold the same samples, so that what a
-# loader makes of one is what it makes of any
+class StatefulStream(DrawnStream):
+    """Keeps its own state, so that no item is made twice: from there the next iterator goes on."""
+
+    next_item = None
+
+    def __iter__(self):
+        items = self.items()
+        item = items.start if self.next_item is None else self.next_item
+        while item < self.length:
+            self.next_item = item + items.step
+            yield self.make(item)
+            item += items.step
+        self.next_item = None
+
+    def state_dict(self):
+        return {"next_item": self.next_item}
+
+    def load_state_dict(self, state):
+        self.next_item = state["next_item"]
 
 
-def sample_of(index):
-    """Return the sample at ``index``: what tells it, and a draw from each library's functions."""
-    draws = [random.random(), np.random.rand(), float(torch.rand(()))]
-    return {"index": index, "draws": torch.tensor(draws, dtype=torch.float64), "name": f"#{index}"}
-
-
-class Rows(Sized):
-    """Map-style: one call a sample."""
-
-    def __init__(self, length=24):
-        super().__init__(length)
-
-    def __getitem__(self, index):
-        if not 0 <= index < self.length:
-            raise IndexError(index)
-        return sample_of(index)
-
-
-class Broken(Exception):
-    """Takes other arguments than its text."""
-
-    def __init__(self, index, where):
-        super().__init__(index, where)
-        self.index = index
-
-
-class BatchRows(Rows):
-    """Map-style: one call a batch."""
-
-    def __getitems__(self, indices):
-        return [self[index] for index in indices]
-
-
-class Stream(Divided):
-    """Iterable."""
-
-    def make(self, item):
-        return sample_of(item)
+MAP_STYLE = (Drawn, BulkDrawn)
+KINDS = (*MAP_STYLE, DrawnStream, StatefulStream)
+"""Every kind that a loader tells apart: of a length they hold the same samples."""
 
 
 class Steps:
@@ -193,31 +173,6 @@ class Steps:
 
     def load_state_dict(self, state):
         self.place = state["place"]
-
-
-class OwnPlaceStream(Stream):
-    """Iterable that keeps its own state, from which the next iterator goes on."""
-
-    next_item = None
-
-    def __iter__(self):
-        items = self.items()
-        item = items.start if self.next_item is None else self.next_item
-        while item < self.length:
-            self.next_item = item + items.step
-            yield self.make(item)
-            item += items.step
-        self.next_item = None
-
-    def state_dict(self):
-        return {"next_item": self.next_item}
-
-    def load_state_dict(self, state):
-        self.next_item = state["next_item"]
-
-
-MAP_STYLE = (Rows, BatchRows)
-KINDS = (*MAP_STYLE, Stream, OwnPlaceStream)
 
 
 def item_of(index: int) -> dict[str, Any]:
@@ -403,13 +358,6 @@ class Shuffled(Divided):
                 yield buffer.pop(int(torch.randint(len(buffer), ())))
         while buffer:
             yield buffer.pop(int(torch.randint(len(buffer), ())))
-
-
-class StatefulStream(OwnPlaceStream):
-    """Keeps its own state, so that no item is made twice: how far it is."""
-
-    def make(self, item):
-        return drawn(item)
 
 
 class Walk(Divided):

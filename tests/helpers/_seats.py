@@ -24,7 +24,7 @@ from spdl_torch import DataLoader
 NUM_WORKERS = 2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Seat:
     """Where the workers are."""
 
