@@ -6,7 +6,6 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
-from _covering import by_pairs
 from _datasets import (
     Drawn,
     Endless,
@@ -110,7 +109,10 @@ def test_an_epoch_that_cannot_be_read_is_asked_for(seat):
         assert batches_of(loader) == rest
 
 
-@by_pairs(seat=[NONE, THREADS], has_generator=[False, True], seed=[None, 4], stop=[None, 2])
+@none_or_threads
+@pytest.mark.parametrize("has_generator", [False, True])
+@pytest.mark.parametrize("seed", [None, 4])
+@pytest.mark.parametrize("stop", [None, 2])
 def test_epoch_named_after_a_load_is_the_one_that_would_have_come(seat, has_generator, seed, stop):
     """A loop over epochs with a DistributedSampler names each before it begins: resumed between two
     epochs it has their samples and random numbers; so it has within one that the user leaves."""
