@@ -188,9 +188,10 @@ def refused_part(samples: Any) -> str:
             for name, part in _parts(sample)
             if not _is_collated(part)
         )
+        kind = _kind(part)
     except Exception:  # there is none, or of the samples' own attributes
         return ""
-    return f"{name} of sample {number} of it is {_kind(part)}, which default_collate does not take"
+    return f"{name} of sample {number} of it is {kind}, which default_collate does not take"
 
 
 def _is_collated(part: Any) -> bool:

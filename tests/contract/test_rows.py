@@ -149,13 +149,22 @@ def test_only_plain_tensors_are_read_at_once(data):
 
 
 def test_users_own_collation_is_asked(monkeypatch):
-    """A collate function of the user's, or one added to torch's, sees the rows."""
+    """A collate function of the user's, or one added to torch's, sees the rows; its draws are those
+    of its batch, wherever it runs."""
     data = TensorDataset(TENSORS["labels"])
     assert not has_rows(data, list)
-    monkeypatch.setitem(
-        default_collate_fn_map, torch.Tensor, lambda batch, *, collate_fn_map: sum(batch)
+
+    def with_noise(batch, *, collate_fn_map):
+        return torch.stack(batch) + torch.rand(len(batch))
+
+    monkeypatch.setitem(default_collate_fn_map, torch.Tensor, with_noise)
+    without, with_workers = (
+        [batch[0].tolist() for batch in DataLoader(data, 4, num_workers=number, seed=3)]
+        for number in (0, 2)
     )
-    assert next(iter(DataLoader(data, batch_size=4))) == [6]
+    assert without == with_workers
+    assert [int(each) for batch in without for each in batch] == [*range(LENGTH)]
+    assert without[0] != [0, 1, 2, 3]
 
 
 def test_rows_count_as_tries(caplog):
@@ -165,24 +174,6 @@ def test_rows_count_as_tries(caplog):
     loader = DataLoader(data, batch_sampler=batches, on_error="skip", error_budget=0.01)
     assert [len(labels) for _, labels in loader] == [10] * 9 + [9]
     assert "1 of 100 samples of the epoch failed and were skipped" in caplog.text
-
-
-class Number:
-    """A sample that torch does not know."""
-
-
-def test_user_code_in_default_collate_draws_from_its_stream(monkeypatch):
-    """Where a function of the user's is part of torch's collation, its draws stay reproducible."""
-
-    def noise(batch, *, collate_fn_map):
-        return torch.rand(len(batch))
-
-    monkeypatch.setitem(default_collate_fn_map, Number, noise)
-    without, with_workers = (
-        [batch.tolist() for batch in DataLoader([Number()] * 6, 2, num_workers=number, seed=3)]
-        for number in (0, 2)
-    )
-    assert without == with_workers
 
 
 def test_report_of_a_run_recommends_getitems(monkeypatch):

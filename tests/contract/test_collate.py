@@ -1,12 +1,8 @@
 """``default_collate`` collates what torch collates, in every seat: torch's loader is the oracle.
-Errors in collating name what was collated, and the odd sample. And a remark of reports."""
-
-from __future__ import annotations
+Errors in collating name what was collated, and the odd sample."""
 
 import collections
-import math
 import multiprocessing
-import re
 import warnings
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,15 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from _datasets import Made, Rows
+from _datasets import Divided, Made
 from _loader_helpers import epoch_of, torch_loader
 from _seats import FORKED, NONE, THREADS, in_every_seat, in_seats
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from spdl_torch import DataLoader
-from spdl_torch.loader.fetching.collating import odd_sample
-from spdl_torch.loader.stats import figures
 
 # torch and numpy warn of half of these kinds of samples, wherever they are made.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -42,16 +36,16 @@ class Names(dict):
 class Fixed(collections.abc.Mapping):
     """A mapping that cannot be written, and is built from pairs."""
 
-    def __init__(self, pairs: Any) -> None:
+    def __init__(self, pairs):
         self.pairs = dict(pairs)
 
-    def __getitem__(self, name: Any) -> Any:
+    def __getitem__(self, name):
         return self.pairs[name]
 
-    def __iter__(self) -> Any:
+    def __iter__(self):
         return iter(self.pairs)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.pairs)
 
 
@@ -73,6 +67,7 @@ _DTYPES = (
     *("u1", "i2", "i4", "i8", "u2", "f2", "f4", "f8", "c8"),
     *("?", ">i4", "U3", "S3", "O", "M8[s]"),
 )
+
 
 LEAVES = {
     **{f"array {name}": lambda n, name=name: np.array([0, n]).astype(name) for name in _DTYPES},
@@ -117,7 +112,8 @@ LEAVES = {
     "csr": lambda n: torch.eye(3).mul(n).to_sparse_csr(),
     "quantized": lambda n: torch.quantize_per_tensor(torch.ones(3) * n, 0.1, 0, torch.quint8),
     "nested": lambda n: torch.nested.nested_tensor([torch.ones(2), torch.ones(n + 1)]),
-}  # fmt: skip
+}  # fmt: skip  # fmt: skip
+
 
 CONTAINERS = {
     "as it is": lambda leaf: leaf,
@@ -133,34 +129,31 @@ CONTAINERS = {
     "dataclass": Record,
 }
 
-Sample = tuple[str, str, int]
-"""The container, the leaf and its number."""
-
 
 class Samples(Dataset):
     """Makes samples by their names, so that any of them can be in any process."""
 
-    def __init__(self, batches: list[list[Sample]]) -> None:
+    def __init__(self, batches):
         self.samples = [sample for batch in batches for sample in batch]
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.samples)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         if multiprocessing.parent_process() is not None:
             warnings.simplefilter("ignore")  # a fork server has its own filters
         container, leaf, number = self.samples[index]
         return CONTAINERS[container](LEAVES[leaf](number))
 
 
-def outcomes(loader: Any) -> list[Any]:
+def outcomes(loader):
     """Return each batch in a form that can be compared, or its error."""
     # What torch says then lists the backends for which some kernel is registered, ours among them.
     cut = " is only available for"
     return epoch_of(loader, form, lambda error: (type(error), str(error).partition(cut)[0]))
 
 
-def form(value: Any) -> Any:
+def form(value):
     """Return a batch's types, dtypes and values."""
     kind = type(value)
     if isinstance(value, torch.Tensor):
@@ -187,7 +180,7 @@ EACH = [
 
 
 @in_every_seat
-def test_every_batch_is_what_torch_makes_of_its_samples(seat: Any) -> None:
+def test_every_batch_is_what_torch_makes_of_its_samples(seat):
     """Each kind of sample, also after an array and a large tensor, and in each container: the same
     types, dtypes and values, or the same error and text."""
     data = Samples(EACH)
@@ -200,7 +193,7 @@ NEEDS_GRAD = Made(lambda n: torch.ones(LARGE if n < 4 else 2, requires_grad=n % 
 
 
 @in_seats(NONE, THREADS, FORKED)
-def test_a_batch_to_which_gradients_flow_keeps_its_graph_or_is_refused(seat: Any) -> None:
+def test_a_batch_to_which_gradients_flow_keeps_its_graph_or_is_refused(seat):
     """As with torch: the graph would be lost without a word on the way from a process."""
     got = outcomes(seat.loader(NEEDS_GRAD, batch_size=2))
     if not seat.are_processes:
@@ -214,15 +207,15 @@ def test_a_batch_to_which_gradients_flow_keeps_its_graph_or_is_refused(seat: Any
 class Late:
     """A sample of a type that is registered late, as by a library that the first sample imports."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value):
         self.value = value
 
     @staticmethod
-    def collate(samples: Any, *, collate_fn_map: Any = None) -> Any:
+    def collate(samples, *, collate_fn_map=None):
         return "collated late", [getattr(sample, "value", sample) for sample in samples]
 
 
-def registering(index: int) -> Any:
+def registering(index):
     """Register types when a sample is made, from the second batch on: its own, then torch's."""
     if index >= 2:
         default_collate_fn_map[Late] = Late.collate
@@ -232,7 +225,7 @@ def registering(index: int) -> Any:
 
 
 @in_every_seat
-def test_a_type_that_is_registered_by_a_sample_is_known(seat: Any) -> None:
+def test_a_type_that_is_registered_by_a_sample_is_known(seat):
     """As with torch: when the workers have begun already; a type that torch knew as well."""
     before = default_collate_fn_map.copy()
     try:
@@ -244,35 +237,39 @@ def test_a_type_that_is_registered_by_a_sample_is_known(seat: Any) -> None:
     assert got[1:] == [repr(("collated late", values)) for values in late]
 
 
-class RaggedRows(Rows):
+def ragged(index):
     """One row is longer."""
-
-    def __getitem__(self, index):
-        return {"x": torch.zeros(3 + (index == 6)), "y": index}
+    return {"x": torch.zeros(3 + (index == 6)), "y": index}
 
 
-class RaggedStream(RaggedRows, IterableDataset):
+class RaggedStream(Divided):
     """The same one after another."""
 
-    def __iter__(self):
-        return map(self.__getitem__, range(len(self)))
+    def make(self, item):
+        return ragged(item)
+
+
+def note_of(batches):
+    """The note on the error of the next batch."""
+    with pytest.raises((TypeError, RuntimeError, KeyError, ValueError)) as caught:
+        next(batches)
+    return next(each for each in caught.value.__notes__ if "in collate_fn" in each)
 
 
 @pytest.mark.parametrize(
-    ("kind", "where"),
+    ("data", "where"),
     [
-        (RaggedRows, "batch 1, indices [4, 5, 6, 7]"),
-        (RaggedStream, "batch 1, items 4 to 7 of the iterator of RaggedStream"),
+        (Made(ragged, 8), "batch 1, indices [4, 5, 6, 7]"),
+        (RaggedStream(8), "batch 1, items 4 to 7 of the iterator of RaggedStream"),
     ],
+    ids=["map", "iterable"],
 )
 @in_every_seat
-def test_error_of_collating_names_the_odd_sample(seat, kind, where):
+def test_error_of_collating_names_the_odd_sample(seat, data, where):
     """Not the first one of its batch: torch's own text, with a note that finds the row."""
-    batches = iter(seat.loader(kind(8), 4, num_workers=min(1, seat.num_workers)))
+    batches = iter(seat.loader(data, 4, num_workers=min(1, seat.num_workers)))
     next(batches)
-    with pytest.raises(RuntimeError, match="stack expects each tensor") as caught:
-        next(batches)
-    note = next(each for each in caught.value.__notes__ if "in collate_fn" in each)
+    note = note_of(batches)
     assert f"{where}, given list of 4: dict" in note
     said = "sample 2 of it is unlike most: sample['x'] is Tensor of shape (4,) and type"
     assert said in note
@@ -286,6 +283,12 @@ class Rude:
         raise RuntimeError(name)
 
 
+def with_part(part):
+    """Samples whose first one has a part that torch may not take, all else is what it takes."""
+    fine = {"n": 1.0, "s": "x", "t": torch.zeros(2), "a": np.zeros(2), "i": np.int64(1), "b": [1]}
+    return [fine, {**fine, "b": part}] * 2
+
+
 @pytest.mark.parametrize(
     ("samples", "said"),
     [
@@ -293,62 +296,27 @@ class Rude:
         ([{"a": 1}, {"a": 1}, {"b": 1}], "sample['a'] is nothing, elsewhere int"),
         ([(1, 2), (1, 2), (1,)], "sample is tuple of 1, elsewhere tuple of 2"),
         ([1, 1, None], "sample is NoneType, elsewhere int"),
-        ([1, 2, 3], ""),
         ([1, "2", None, 2.0], ""),
         ([1, "2"], ""),
         ([Rude(), 1, 1], ""),
-        (7, ""),
+        (with_part(None), "sample['b'] of sample 1 of it is NoneType, which"),
+        (with_part([1, {"c": complex}]), "sample['b'][1]['c'] of sample 1 of it is type, which"),
+        (
+            with_part(np.zeros(2, "M8[ns]")),
+            "sample['b'] of sample 1 of it is ndarray of shape (2,)",
+        ),
+        (with_part(np.array(["a"])), "sample['b'] of sample 1 of it is ndarray of shape (1,) and"),
     ],
 )
-def test_odd_sample_is_named_where_most_are_alike(samples, said):
-    """And none where there is no most of them, or where asking fails."""
-    found = odd_sample(samples)
-    assert (found == "") if not said else (said in found), found
-
-
-@pytest.mark.parametrize(
-    ("part", "said"),
-    [
-        (None, "sample['b'] of sample 1 of it is NoneType, which"),
-        ([1, {"c": complex}], "sample['b'][1]['c'] of sample 1 of it is type, which"),
-        (np.zeros(2, "M8[ns]"), "sample['b'] of sample 1 of it is ndarray of shape (2,) and"),
-        (np.array(["a"]), "sample['b'] of sample 1 of it is ndarray of shape (1,) and"),
-    ],
-)
-def test_error_of_collating_names_the_part_that_torch_does_not_take(part, said):
-    """Where no sample is the odd one; what torch takes is never named."""
-    fine = {"n": 1.0, "s": "x", "t": torch.zeros(2), "a": np.zeros(2), "i": np.int64(1), "b": [1]}
-    with pytest.raises((TypeError, RuntimeError)) as caught:
-        list(DataLoader([fine, {**fine, "b": part}] * 2, batch_size=4))
-    assert said in next(each for each in caught.value.__notes__ if "in collate_fn" in each)
+def test_error_of_collating_says_what_is_wrong(samples, said):
+    """Of the sample that is unlike most, if there are most; or of the part that torch does not
+    take: what it takes is never named. Nor is there a word where asking fails."""
+    note = note_of(iter(DataLoader(samples, batch_size=4)))
+    assert said in note
+    assert ("unlike most" in note) is ("elsewhere" in said)
 
 
 def test_error_of_collating_without_batches_names_the_sample():
     """There collate_fn converts one sample."""
-    loader = DataLoader(["0", "1", "two"], batch_size=None, collate_fn=int)
-    with pytest.raises(ValueError, match="invalid literal") as caught:
-        list(loader)
-    assert caught.value.__notes__ == ["in collate_fn, batch 2, sample index 2, given 'two'"]
-
-
-@pytest.mark.parametrize(
-    ("options", "is_recommended"),
-    [
-        ({"isolation": "process"}, True),
-        ({"isolation": "process", "persistent_workers": True}, False),
-        ({"isolation": "thread"}, False),
-    ],
-)
-def test_report_recommends_to_keep_processes_that_epochs_start_anew(
-    options, is_recommended, monkeypatch
-):
-    """From the second epoch on, and only where there is something to keep."""
-    monkeypatch.setattr(figures, "_VISIBLE_START", -math.inf)  # however long it takes
-    loader = DataLoader(range(12), batch_size=4, num_workers=1, **options)
-    for expected in (False, is_recommended):
-        assert len(list(loader)) == 3
-        said = " ".join(loader.report().verdict.remarks)
-        assert ("persistent_workers=True keeps them" in said) is expected
-    numbers = re.search(r"anew: ([0-9.e-]+) s of the ([0-9.e-]+) s of the last one", said)
-    assert (numbers is not None) is is_recommended
-    assert numbers is None or float(numbers[1]) <= float(numbers[2])
+    batches = iter(DataLoader(["two"], batch_size=None, collate_fn=int))
+    assert note_of(batches) == "in collate_fn, batch 0, sample index 0, given 'two'"

@@ -28,7 +28,7 @@ from _hooks import (
     Plain,
     error_of,
 )
-from _loader_helpers import assert_threads_end, loader_threads
+from _loader_helpers import assert_threads_end, batches_of, loader_threads
 from _seats import FORKED, NONE, SERVED, THREADS, in_every_seat, in_seats, with_workers
 
 from spdl_torch.pipeline import PipelineStopped
@@ -112,13 +112,10 @@ def test_error_takes_the_place_of_its_batch(seat, hook, monkeypatch, backends):
         options["device"] = "cuda"
     if hook == "pin_memory":
         options["pin_memory"] = True
-        for name, value in (
-            ("is_available", True),
-            ("current_accelerator", torch.device("cuda")),
-            ("current_device_index", 0),
-        ):
-            monkeypatch.setattr(torch.accelerator, name, lambda value=value: value)
-        monkeypatch.setattr(torch.accelerator, "set_device_index", lambda _: None)
+        told = {"is_available": True, "current_accelerator": torch.device("cuda")}
+        told |= {"current_device_index": 0, "set_device_index": None}
+        for name, value in told.items():
+            monkeypatch.setattr(torch.accelerator, name, lambda *_, value=value: value)
     found = outcomes_of(iter(seat.loader(dataset, **options)), 2 * len(dataset))
     assert len(found) == len(dataset)
     for number, outcome in enumerate(found):
@@ -143,30 +140,44 @@ def test_what_is_no_exception_ends_an_iterator_without_workers(kind):
     assert type(found[3]) is PipelineStopped
     again = NONE.loader(Failing([kind], ""))
     again.load_state_dict(loader.state_dict())
-    assert [batch.tolist() for batch in again] == [[2], [3], [4]]
+    assert batches_of(again) == [[2], [3], [4]]
+
+
+class Begun:
+    """A sampler that is begun by a function, which may raise."""
+
+    def __init__(self, begin, length=8):
+        self.begin, self.length = begin, length
+
+    def __iter__(self):
+        return self.begin()
+
+    def __len__(self):
+        return self.length
 
 
 class Draws:
-    """A sampler of batches that raises at its third draw, and every second from then on."""
+    """The batches of a sampler that raises at its third draw, and every second from then on."""
 
     def __init__(self, kinds, num_batches):
-        self.kinds, self.num_batches = list(kinds), num_batches
+        self.kinds, self.num_draws, self.left = list(kinds), 0, list(range(num_batches))
 
     def __iter__(self):
-        self.number, self.left, self.draws = 0, list(self.kinds), 0
         return self
 
-    def __len__(self):
-        return self.num_batches
-
     def __next__(self):
-        self.draws += 1
-        if self.left and self.draws >= 3 and self.draws % 2:
-            raise error_of(self.left.pop(0), "__next__")
-        if self.number == self.num_batches:
+        self.num_draws += 1
+        if self.kinds and self.num_draws >= 3 and self.num_draws % 2:
+            raise error_of(self.kinds.pop(0), "__next__")
+        if not self.left:
             raise StopIteration
-        self.number += 1
-        return [self.number - 1]
+        return [self.left.pop(0)]
+
+
+def drawing(seat, kinds, length):
+    """A loader of numbers in batches of one, whose sampler raises these."""
+    sampler = Begun(lambda: Draws(kinds, length), length)
+    return seat.loader(range(length), batch_sampler=sampler, prefetch_factor=1)
 
 
 @in_every_seat
@@ -176,13 +187,12 @@ def test_error_of_the_sampler_loses_no_batch(seat):
     With workers, torch loses the batch that it has in hand.
     """
     kinds = [each for each in EXCEPTIONS if each != "stop"]
-    loader = seat.loader(range(12), batch_sampler=Draws(kinds, 12), prefetch_factor=1)
-    found = outcomes_of(iter(loader))
+    found = outcomes_of(iter(drawing(seat, kinds, 12)))
     errors = [each for each in found if isinstance(each, BaseException)]
     assert [each for each in found if each not in errors] == [[number] for number in range(12)]
     for error, kind in zip(errors, kinds, strict=True):
         assert_kind(error, kind)
-        assert "in the sampler (Draws), asked for batch" in notes_of(error)
+        assert "in the sampler (Begun), asked for batch" in notes_of(error)
 
 
 @near
@@ -190,27 +200,14 @@ def test_error_of_the_sampler_loses_no_batch(seat):
 def test_whatever_a_sampler_raises_is_no_end(seat, kind):
     """What is no Exception may be Ctrl-C in the middle of a request: the iterator is over, the loop
     hears of it, and the state stays in the middle of the epoch."""
-    loader = seat.loader(range(8), batch_sampler=Draws([kind], 8), prefetch_factor=1)
+    loader = drawing(seat, [kind], 8)
     *batches, first, last = outcomes_of(iter(loader))
     assert_kind(first, kind)
-    assert "in the sampler (Draws)" in notes_of(first)
+    assert "in the sampler (Begun)" in notes_of(first)
     assert batches == [[number] for number in range(len(batches))]
     assert type(last) is PipelineStopped
     state = loader.state_dict()
     assert (state["finished"], state["num_samples"]) == (False, len(batches))
-
-
-class Begun:
-    """A sampler that is begun by a function, which may raise."""
-
-    def __init__(self, begin):
-        self.begin = begin
-
-    def __iter__(self):
-        return self.begin()
-
-    def __len__(self):
-        return 8
 
 
 @in_every_seat
@@ -238,9 +235,9 @@ def test_error_of_a_samplers_beginning_is_raised_by_iter(seat):
         def fail(kind=kind):
             raise error_of(kind, "__iter__")
 
-        for options in ({"sampler": Begun(fail)}, {"batch_sampler": Begun(fail)}):
+        for name in ("sampler", "batch_sampler"):
             with pytest.raises(BaseException, match=r"in iter\(\) of|in the sampler") as caught:
-                list(seat.loader(range(8), **options))
+                list(seat.loader(range(8), **{name: Begun(fail)}))
             assert_kind(caught.value, kind)
 
 
@@ -296,7 +293,7 @@ def test_error_of_a_generator_is_raised_by_iter(seat):
         error_by(lambda make=make: next(iter(make(range(8), **wrong))))
         for make in (seat.loader, NONE.peer)
     )
-    assert (type(ours), str(ours)) == (type(theirs), str(theirs))
+    assert repr(ours) == repr(theirs)
 
 
 def total(index):
@@ -317,11 +314,8 @@ def changed_lists():
 def test_batch_has_the_indices_that_it_was_given_with(seat):
     """Whatever the sampler does to the list afterwards; torch's loader without workers is the
     oracle."""
-    theirs, ours = (
-        [each.tolist() for each in make(Made(total, 8), batch_sampler=Begun(changed_lists))]
-        for make in (NONE.peer, seat.loader)
-    )
-    assert ours == theirs
+    data, options = Made(total, 8), {"batch_sampler": Begun(changed_lists)}
+    assert batches_of(seat.loader(data, **options)) == batches_of(NONE.peer(data, **options))
 
 
 @in_every_seat
@@ -333,7 +327,7 @@ def test_every_beginning_of_an_iterable_may_fail(seat):
         assert_kind(error, kind, seat)
         assert "in iter(FailingBegin)" in notes_of(error)
         if seat is NONE:
-            assert [batch.tolist() for batch in loader] == [[n] for n in range(4)]
+            assert batches_of(loader) == [[n] for n in range(4)]
 
 
 @with_workers
@@ -415,16 +409,15 @@ class KeptStream(Kept, FailingStream):
 def test_exception_that_is_raised_again_and_again_keeps_one_note_of_where(seat, hook):
     """Where it was raised last; it grows neither by notes nor, in a process, by frames."""
     dataset = (KeptStream if hook == "__next__" else Kept)(hook)
-    batches, notes = iter(seat.loader(dataset, collate_fn=dataset.collate)), []
+    notes, batches = [], iter(seat.loader(dataset, collate_fn=dataset.collate))
     for _ in range(len(dataset)):
         try:
             next(batches)
         except Plain as error:
             notes.append([*error.__notes__])
             error.with_traceback(None)  # whose frames the dataset would keep, and the loader
-    assert len(notes) == 4
-    assert {len(each) for each in notes} == {len(notes[0])}
-    assert {sum(note.startswith("in the ") for note in each) for each in notes} <= {0, 1}
+    assert [len(each) for each in notes] == [len(notes[0])] * 4
+    assert all(sum(note.startswith("in the ") for note in each) <= 1 for each in notes)
     frames = {"\n".join(each).count("raise self.error") for each in notes}
     assert frames == ({1} if seat.are_processes else {0})
 
