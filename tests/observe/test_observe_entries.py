@@ -8,9 +8,7 @@ from dataclasses import asdict, fields, replace
 from itertools import chain, pairwise
 
 import pytest
-import torch
 from _readings import PipelineStats, StageStats, found_in, write
-from torch.utils.data import Dataset
 
 from spdl_torch import PipelineDataset
 from spdl_torch.observe import (
@@ -23,7 +21,6 @@ from spdl_torch.observe import (
     make_report,
     pipelines_of_file,
     query_event_stats,
-    query_queue_stats,
     query_task_stats,
     recorders,
     report_of_file,
@@ -32,55 +29,15 @@ from spdl_torch.observe import (
 from spdl_torch.pipeline import PipelineBuilder, QueuePerfStats, TaskPerfStats
 
 
-class Slow(Dataset):
-    """Waits for each sample, as for storage."""
-
-    def __len__(self):
-        return 60
-
-    def __getitem__(self, index):
-        threading.Event().wait(0.01)
-        return torch.tensor(index)
-
-
 def slow(item):
-    """The same for a pipeline."""
-    return Slow()[item]
-
-
-def pipeline(**options):
-    """Of the same work."""
-    builder = PipelineBuilder().add_source(range(60)).pipe(slow, name="read", concurrency=2)
-    return PipelineDataset(builder.pipe(odd_only, name="odd").aggregate(4).add_sink(), **options)
+    """Waits for each sample, as for storage."""
+    threading.Event().wait(0.01)
+    return item
 
 
 def odd_only(item):
     """Drops half of them."""
     return item if item % 2 else None
-
-
-ALL_MEASURED_SECONDS = 1e-3  # far more than the tasks of which every eighth is measured
-
-
-def check_same(live, stored, *, tolerance=1e-9):
-    """The same verdict from the same evidence."""
-    assert stored.verdict.cause is live.verdict.cause
-    assert stored.verdict.stage == live.verdict.stage
-    assert stored.verdict.finding == live.verdict.finding
-    assert stored.verdict.remarks == live.verdict.remarks
-    assert stored.probes == live.probes
-    assert stored.pooled == live.pooled
-    assert stored.stats.elapsed == pytest.approx(live.stats.elapsed, rel=tolerance)
-    for one, other in zip(stored.stats.stages, live.stats.stages, strict=True):
-        assert (one.name, one.concurrency) == (other.name, other.concurrency)
-        assert (one.tasks.num_tasks, one.num_dropped) == (other.tasks.num_tasks, other.num_dropped)
-        ratios = ["busy_ratio", "wait_in_ratio", "wait_out_ratio", "capacity"]
-        # The CPU time of shorter tasks is estimated; where that of a lap would be negative it is 0.
-        if other.tasks.ave_time > ALL_MEASURED_SECONDS:
-            ratios.append("cpu_ratio")
-        for ratio in ratios:
-            expected = pytest.approx(getattr(other, ratio), rel=tolerance, abs=tolerance)
-            assert getattr(one, ratio) == expected, ratio
 
 
 def test_file_gives_every_field_of_a_report_again(tmp_path):
@@ -120,7 +77,9 @@ def test_recorders_keep_what_the_probes_read(tmp_path):
     """The verdict over a file that a pipeline dataset wrote rests on what the live one rests on."""
     path = tmp_path / "s.db"
     with SQLiteStatsWriter(path) as writer:
-        dataset = pipeline(**recorders(writer.log, pipeline_id=3))
+        builder = PipelineBuilder().add_source(range(60)).pipe(slow, name="read", concurrency=2)
+        builder = builder.pipe(odd_only, name="odd").aggregate(4).add_sink()
+        dataset = PipelineDataset(builder, **recorders(writer.log, pipeline_id=3))
         list(dataset)
     assert pipelines_of_file(path) == {3: ""}
     live, stored = dataset.report(), report_of_file(path)
@@ -132,9 +91,6 @@ def test_recorders_keep_what_the_probes_read(tmp_path):
     dropped = {row["label"]: row["num_dropped"] for row in query_task_stats(path)}
     assert dropped == {"read": 0, "odd": 30, "aggregate(4)": 0}
     assert "odd: the op dropped 30 items (None)." in stored.verdict.remarks
-
-
-# -- several pipelines in one run ------------------------------------------------------------------
 
 
 def test_pipelines_of_one_run_are_kept_apart(tmp_path):
@@ -152,10 +108,10 @@ def test_pipelines_of_one_run_are_kept_apart(tmp_path):
     assert sorted(q.name.partition(":")[0] for q in queues) == ["0"] * 2 + ["3"] * 2
     assert pipelines_of_file(path) == {0: "loader 0", 3: "loader 3"}
     for number, report in reports.items():
-        check_same(report, report_of_file(path, pipeline=number))
-        is_gil = report_of_file(path, pipeline=number).verdict.cause is Cause.GIL
-        assert is_gil == (number == 0)
-    check_same(reports[0], report_of_file(path))
+        stored = report_of_file(path, pipeline=number)
+        assert (stored.verdict, stored.probes) == (report.verdict, report.probes)
+        assert (stored.verdict.cause is Cause.GIL) == (number == 0)
+    assert report_of_file(path).verdict == reports[0].verdict
     assert [row["num_tasks"] for row in query_task_stats(path, "decode", pipeline=3)] == [25]
     with pytest.raises(ValueError, match=r"pipeline must be in run 1 \(0, 3\), got 1"):
         report_of_file(path, pipeline=1)
@@ -204,26 +160,6 @@ def test_stage_is_one_when_its_concurrency_changes(tmp_path):
     (stage,) = report.stats.stages
     assert (stage.concurrency, stage.tasks.num_tasks, stage.num_dropped) == (6, 200, 14)
     assert stage.busy_ratio == pytest.approx(0.9)
-
-
-# -- the entries -----------------------------------------------------------------------------------
-
-
-def test_intervals_are_seen_by_spdls_queries(tmp_path):
-    """A row for every stage and queue, named like those of a pipeline, and one of the sink."""
-    path = tmp_path / "s.db"
-    write(path, *entries_of(reading(), pipeline_id=2, name="val", timestamp=5.0))
-    (task,), (sink, queue) = query_task_stats(path), query_queue_stats(path)
-    assert [each["name"] for each in (task, queue, sink)] == [
-        "2:1:decode[2]",
-        "2:1:decode[2]_queue",
-        "2:2:sink_queue",
-    ]
-    assert {each["timestamp"] for each in (task, queue, sink)} == {5.0}
-    assert (task["num_tasks"], task["num_dropped"], task["concurrency"]) == (100, 7, 2)
-    assert (queue["num_items"], queue["pipeline"], queue["label"]) == (100, 2, "decode")
-    assert sink["get_wait_time"] == pytest.approx(5.0), "half of the trainer's 10 s"
-    assert query_task_stats(path, "decode", end_time=4.0) == []
 
 
 def test_values_that_json_lacks_break_no_query(tmp_path):
