@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from _readings import PipelineStats, StageStats
+from _readings import pipeline_stats, stage_stats
 
 from spdl_torch.observe import Placement, Probes, make_report
 from spdl_torch.pipeline import QueuePerfStats, TaskPerfStats
@@ -54,7 +54,7 @@ def report_of(loader, num_batches):
     cpu, gil_held = calls * (loader.gil + loader.cpu), calls * loader.gil
     waited = max(0.0, seconds - num_batches * loader.step)
     time = busy / calls
-    fetch = StageStats(
+    fetch = stage_stats(
         name="fetch",
         concurrency=workers,
         tasks=TaskPerfStats(calls, 0, time, time, time, seconds, cpu / calls, time, busy),
@@ -77,7 +77,7 @@ def report_of(loader, num_batches):
         cores_used=cpu / seconds,
         **({} if loader.in_processes else of_threads),
     )
-    stats = PipelineStats(seconds, waited / seconds, (fetch,))
+    stats = pipeline_stats(seconds, waited / seconds, (fetch,))
     num_processes = workers if loader.in_processes else 0
     placement = Placement(num_workers=workers, num_processes=num_processes, reason="made up")
     return replace(make_report(stats, probes, pooled=("fetch",)), placements=(placement,))

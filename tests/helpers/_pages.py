@@ -6,7 +6,7 @@ import base64
 import random
 from html.parser import HTMLParser
 
-from _readings import PipelineStats, StageStats
+from _readings import pipeline_stats, stage_stats
 
 from spdl_torch.engine.timeline import (
     Instant,
@@ -39,7 +39,7 @@ def stage(name, num_tasks, seconds, *, workers=2, task_seconds=0.004):
     queue = QueuePerfStats(
         seconds, num_tasks - 1, 0.001, 0.002, 0.25, put_wait_time=0.01, get_wait_time=0.02
     )
-    return StageStats(
+    return stage_stats(
         name=name, concurrency=workers, tasks=tasks, queue=queue, num_dropped=0,
         busy_ratio=busy / (workers * seconds), wait_in_ratio=0.1, wait_out_ratio=0.0,
     )  # fmt: skip
@@ -52,14 +52,12 @@ def reports(num_intervals, *, rate=100.0, stages=("fetch", "collate"), workers=2
     for _ in range(num_intervals):
         seconds += 1 + generator.random()
         num_items = num_items + round(rate * (1 + 0.1 * generator.random()))
-        stats = PipelineStats(
+        stats = pipeline_stats(
             elapsed=seconds,
             consumer_wait_ratio=wait,
             stages=tuple(stage(name, num_items, seconds, workers=workers) for name in stages),
         )
-        found.append(
-            make_report(stats.totals(), Probes(gil_seconds=1e-4, num_cores=2), pooled=stages)
-        )
+        found.append(make_report(stats, Probes(gil_seconds=1e-4, num_cores=2), pooled=stages))
     return found
 
 

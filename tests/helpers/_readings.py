@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from spdl_torch import pipeline
 from spdl_torch.machine.histogram import bucket_of
 from spdl_torch.observe import QueueStatsLogEntry, SQLiteStatsWriter, TaskStatsLogEntry
 from spdl_torch.observe.verdict.causes import Reading
 from spdl_torch.observe.verdict.verdict import rule_of_waits
-from spdl_torch.pipeline import QueuePerfStats, TaskPerfStats
+from spdl_torch.pipeline import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
 
 
 def task_entry(timestamp=1.0, name="0:1:decode[2]", **figures):
@@ -35,72 +34,47 @@ def write(path, *entries, **options):
     return path
 
 
-@dataclass(frozen=True, slots=True)
-class StageStats:
-    """A stage with figures as stated, which need not fit together."""
-
-    name: str
-    concurrency: int
-    tasks: TaskPerfStats
-    queue: QueuePerfStats
-    num_dropped: int
-    busy_ratio: float
-    wait_in_ratio: float
-    wait_out_ratio: float
-    thread_time: float = 0.0
-
-    def __post_init__(self):
-        """As long as the threads are the same."""
-        if not self.thread_time:
-            object.__setattr__(self, "thread_time", self.tasks.elapsed * self.concurrency)
-
-    num_tasks = property(lambda self: self.tasks.num_tasks)
-    num_failures = property(lambda self: self.tasks.num_failures)
-    num_items = property(lambda self: self.queue.num_items)
-
-    @property
-    def cpu_ratio(self):
-        """Of the ops."""
-        t = self.tasks
-        return min(1.0, t.ave_cpu_time / t.ave_time) if t.ave_time > 0 else 0.0
-
-    @property
-    def capacity(self):
-        """Items a second."""
-        return self.concurrency / self.tasks.ave_time if self.tasks.ave_time > 0 else 0.0
-
-    def totals(self):
-        """The sums that give these figures again, percentiles to the width of a bucket."""
-        tasks, queue = self.tasks, self.queue
-        num_good = tasks.num_tasks - tasks.num_failures
-        calls = {0.51: tasks.p50_time, 0.4: tasks.p90_time, 0.09: tasks.p99_time}
-        puts = {0.4: queue.p90_put_time, 0.09: queue.p99_put_time}
-        gets = {0.4: queue.p90_get_time, 0.09: queue.p99_get_time}
-        thread_ns = ns(self.thread_time)
-        return pipeline.StageStats(
-            name=self.name,
-            concurrency=self.concurrency,
-            elapsed_ns=ns(tasks.elapsed),
-            thread_ns=thread_ns,
-            num_tasks=tasks.num_tasks,
-            num_failures=tasks.num_failures,
-            num_dropped=self.num_dropped,
-            busy_ns=round(self.busy_ratio * thread_ns),
-            good_ns=ns(tasks.ave_time * num_good),
-            cpu_ns=ns(tasks.ave_cpu_time * tasks.num_tasks),
-            calls=spread(calls, num_good),
-            wait_in_ns=round(self.wait_in_ratio * thread_ns),
-            wait_out_ns=round(self.wait_out_ratio * thread_ns),
-            queue_ns=ns(queue.elapsed),
-            held_ns=ns(queue.elapsed * queue.occupancy_rate),
-            num_items=queue.num_items,
-            put_ns=ns(queue.put_wait_time),
-            num_puts=queue.num_items,
-            puts=spread(puts, queue.num_items),
-            get_ns=ns(queue.get_wait_time),
-            num_gets=queue.num_items,
-            gets=spread(gets, queue.num_items),
-        )
+def stage_stats(
+    name,
+    concurrency,
+    tasks,
+    queue,
+    num_dropped=0,
+    busy_ratio=0.0,
+    wait_in_ratio=0.0,
+    wait_out_ratio=0.0,
+    thread_time=None,
+):
+    """The sums that give these figures, percentiles to the width of a bucket."""
+    num_good = tasks.num_tasks - tasks.num_failures
+    calls = {0.51: tasks.p50_time, 0.4: tasks.p90_time, 0.09: tasks.p99_time}
+    puts = {0.4: queue.p90_put_time, 0.09: queue.p99_put_time}
+    gets = {0.4: queue.p90_get_time, 0.09: queue.p99_get_time}
+    thread_ns = ns(tasks.elapsed * concurrency if thread_time is None else thread_time)
+    return StageStats(
+        name=name,
+        concurrency=concurrency,
+        elapsed_ns=ns(tasks.elapsed),
+        thread_ns=thread_ns,
+        num_tasks=tasks.num_tasks,
+        num_failures=tasks.num_failures,
+        num_dropped=num_dropped,
+        busy_ns=round(busy_ratio * thread_ns),
+        good_ns=ns(tasks.ave_time * num_good),
+        cpu_ns=ns(tasks.ave_cpu_time * tasks.num_tasks),
+        calls=spread(calls, num_good),
+        wait_in_ns=round(wait_in_ratio * thread_ns),
+        wait_out_ns=round(wait_out_ratio * thread_ns),
+        queue_ns=ns(queue.elapsed),
+        held_ns=ns(queue.elapsed * queue.occupancy_rate),
+        num_items=queue.num_items,
+        put_ns=ns(queue.put_wait_time),
+        num_puts=queue.num_items,
+        puts=spread(puts, queue.num_items),
+        get_ns=ns(queue.get_wait_time),
+        num_gets=queue.num_items,
+        gets=spread(gets, queue.num_items),
+    )
 
 
 def ns(seconds):
@@ -116,26 +90,10 @@ def spread(shares, number):
     return {bucket: count for bucket, count in counts.items() if count}
 
 
-@dataclass(frozen=True, slots=True)
-class PipelineStats:
-    """A window with figures as stated."""
-
-    elapsed: float
-    consumer_wait_ratio: float
-    stages: tuple[StageStats, ...]
-    data: dict[str, float] = field(default_factory=dict)
-    counts: dict[str, float] = field(default_factory=dict)
-
-    def totals(self):
-        """The sums that give these figures again."""
-        elapsed_ns = ns(self.elapsed)
-        stages = tuple(stage.totals() for stage in self.stages)
-        waited_ns = round(elapsed_ns * self.consumer_wait_ratio)
-        return pipeline.PipelineStats(elapsed_ns, waited_ns, stages, self.data, self.counts)
-
-    def as_dict(self):
-        """As the real ones."""
-        return self.totals().as_dict()
+def pipeline_stats(elapsed, consumer_wait_ratio, stages, data=None, counts=None):
+    """A window of so many seconds."""
+    waited_ns = round(ns(elapsed) * consumer_wait_ratio)
+    return PipelineStats(ns(elapsed), waited_ns, tuple(stages), data or {}, counts or {})
 
 
 def stage(name, busy=0.1, cpu=1.0, wait_in=0.0, wait_out=0.0, threads=4, **counts):
@@ -143,25 +101,17 @@ def stage(name, busy=0.1, cpu=1.0, wait_in=0.0, wait_out=0.0, threads=4, **count
     tasks = {"num_tasks": 1000, "num_failures": 0, **counts}
     dropped, delivered = tasks.pop("num_dropped", 0), tasks.pop("num_delivered", 1000)
     times = {"ave_time": 0.01, "p90_time": 0.02, "p99_time": 0.03, "ave_cpu_time": 0.01 * cpu}
-    return StageStats(
-        name=name,
-        concurrency=threads,
-        tasks=TaskPerfStats(**tasks, **times, elapsed=10.0, p50_time=0.009),
-        queue=QueuePerfStats(10.0, delivered, 0.0, 0.0, 0.5),
-        num_dropped=dropped,
-        busy_ratio=busy,
-        wait_in_ratio=wait_in,
-        wait_out_ratio=wait_out,
-    )
+    tasks = TaskPerfStats(**tasks, **times, elapsed=10.0, p50_time=0.009)
+    queue = QueuePerfStats(10.0, delivered, 0.0, 0.0, 0.5)
+    return stage_stats(name, threads, tasks, queue, dropped, busy, wait_in, wait_out)
 
 
-def reading(wait, *stages, own=0.0):
-    """A window of 10 s. ``own``: the share in which the loop worked itself in the loader."""
-    if stages and stages[-1].queue.elapsed:
+def reading(wait, *stages):
+    """A window of 10 s, in which the loop waits for this share."""
+    if stages and stages[-1].queue_ns:
         *others, last = stages
-        queue = replace(last.queue, get_wait_time=10.0 * max(0.0, wait - own))
-        stages = (*others, replace(last, queue=queue))
-    return PipelineStats(elapsed=10.0, consumer_wait_ratio=wait, stages=stages)
+        stages = (*others, replace(last, get_ns=ns(10.0 * wait)))
+    return pipeline_stats(10.0, wait, stages)
 
 
 def found_in(report):

@@ -146,7 +146,7 @@ LOOKS = (  # when the loop gets a batch, and what the report says then
     (1.0, HELD_UP, Probes(gil_seconds=6e-3)),
     (10.9, HELD_UP, Probes(gil_seconds=6e-3)),
     (11.0, HELD_UP, Probes(gil_seconds=1e-5, own_gil=True)),  # it is something else
-    (21.0, replace(HELD_UP, elapsed=1.0), Probes(gil_seconds=6e-3)),  # too young to say
+    (21.0, replace(HELD_UP, elapsed_ns=10**9), Probes(gil_seconds=6e-3)),  # too young to say
     (23.5, HELD_UP, Probes(gil_seconds=6e-3, num_cores=4)),
     (99.0, HELD_UP, Probes(gil_seconds=6e-3)),
 )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
-from _readings import PipelineStats, StageStats
+from _readings import pipeline_stats, stage_stats
 
 from spdl_torch.observe import Cause, Probes, judge
 from spdl_torch.observe.verdict.verdict import RULES
@@ -18,15 +19,13 @@ READINGS = json.loads(Path(__file__).with_name("golden_readings.json").read_byte
 TASKS = {"num_tasks": 0, "num_failures": 0, "ave_time": 0.0, "p90_time": 0.0, "p99_time": 0.0}
 QUEUE = {"elapsed": 0.0, "num_items": 0, "ave_put_time": 0.0, "ave_get_time": 0.0}
 QUEUE |= {"occupancy_rate": 0.0}
-RATIOS = {"num_dropped": 0, "busy_ratio": 0.0, "wait_in_ratio": 0.0, "wait_out_ratio": 0.0}
 
 
 def reading_of(content):
     """The statistics, the probes and the pooled stages; what is 0 is not stored."""
     stages = [
-        StageStats(
+        stage_stats(
             **{
-                **RATIOS,
                 **stage,
                 "tasks": TaskPerfStats(**{**TASKS, **stage.get("tasks", {})}),
                 "queue": QueuePerfStats(**{**QUEUE, **stage.get("queue", {})}),
@@ -36,12 +35,7 @@ def reading_of(content):
     ]
     stats = {"elapsed": 0.0, "consumer_wait_ratio": 0.0, **content["stats"]}
     probes = Probes(**content["probes"]) if "probes" in content else None
-    return PipelineStats(**{**stats, "stages": tuple(stages)}), probes, content["pooled"]
-
-
-def rule_of(content):
-    """Its name."""
-    return content["rule"]
+    return pipeline_stats(**{**stats, "stages": tuple(stages)}), probes, content["pooled"]
 
 
 def test_verdicts_stay():
@@ -58,7 +52,9 @@ def test_verdicts_stay():
     assert not changed
 
 
-@pytest.mark.parametrize("rule", [each for each in READINGS if "rule" in each], ids=rule_of)
+@pytest.mark.parametrize(
+    "rule", [each for each in READINGS if "rule" in each], ids=itemgetter("rule")
+)
 def test_rule(rule):
     """What the finding and the action say, and the gain."""
     stats, probes, pooled = reading_of(rule)

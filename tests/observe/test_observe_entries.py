@@ -8,7 +8,7 @@ from dataclasses import asdict, fields, replace
 from itertools import chain, pairwise
 
 import pytest
-from _readings import PipelineStats, StageStats, found_in, write
+from _readings import found_in, pipeline_stats, stage_stats, write
 
 from spdl_torch import PipelineDataset
 from spdl_torch.observe import (
@@ -53,9 +53,9 @@ def test_file_gives_every_field_of_a_report_again(tmp_path):
         )
         counts = 1000 * part, part, 0.01, 0.02 / part, 0.03 * part, 10.0 * part
         times = TaskPerfStats(*counts, 0.001, 0.009 / part, 9.9 * part)
-        stage = StageStats("fetch", 2, times, queue, 3 * part, 0.495, 0.1, 0.2, 20.0 * part)
-        stats = PipelineStats(10.0 * part, 0.5, (stage,), {"cache/found": 3})
-        return make_report(stats.totals(), probes, pooled=("fetch",))
+        stage = stage_stats("fetch", 2, times, queue, 3 * part, 0.495, 0.1, 0.2, 20.0 * part)
+        stats = pipeline_stats(10.0 * part, 0.5, (stage,), {"cache/found": 3})
+        return make_report(stats, probes, pooled=("fetch",))
 
     parts = [report(part) for part in (1, 2, 3)]
     entries = []
@@ -125,9 +125,9 @@ def reading(*, busy=0.9, gil=None, elapsed=10.0, concurrency=2, waited=5.0, num_
         num_tasks, 0, 0.18, 0.2, 0.3, elapsed, 0.18, 0.18, busy * elapsed * concurrency
     )
     queue = QueuePerfStats(elapsed, 100, 0.0, 0.05, 0.2, get_wait_time=waited)
-    stage = StageStats("decode", concurrency, tasks, queue, 7, busy, 1 - busy, 0.0)
+    stage = stage_stats("decode", concurrency, tasks, queue, 7, busy, 1 - busy, 0.0)
     probes = Probes(gil_seconds=gil, run_delay_ratio=0.0, gc_ratio=0.0, num_cores=4)
-    return make_report(PipelineStats(elapsed, waited / elapsed, (stage,)).totals(), probes)
+    return make_report(pipeline_stats(elapsed, waited / elapsed, (stage,)), probes)
 
 
 def test_waits_of_laps_add_up_when_one_was_read_late(tmp_path):
@@ -175,4 +175,4 @@ def test_values_that_json_lacks_break_no_query(tmp_path):
 
 def test_nothing_is_logged_of_nothing():
     """Before the first batch there is no stage."""
-    assert entries_of(make_report(PipelineStats(0.0, 0.0, ()).totals())) == []
+    assert entries_of(make_report(pipeline_stats(0.0, 0.0, ()))) == []

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import pytest
 from _forks import found_in_fork
-from _readings import PipelineStats, html_in_notebook, reading, shown, stage
+from _readings import html_in_notebook, ns, pipeline_stats, reading, shown, stage, stage_stats
 from hypothesis import given, settings, strategies as st
 
 from spdl_torch import PipelineDataset
@@ -37,6 +37,7 @@ from spdl_torch.observe.verdict.model import NotKnown, Question, demands_of, est
 from spdl_torch.pipeline import (
     PipelineBuilder,
     QueuePerfStats,
+    TaskPerfStats,
 )
 
 QUIET = Probes(gil_seconds=1e-4, run_delay_ratio=0.01, num_cores=16, helper_cores=0.0)
@@ -44,7 +45,11 @@ QUIET = Probes(gil_seconds=1e-4, run_delay_ratio=0.01, num_cores=16, helper_core
 
 
 POOLED = ["fetch", "collate"]
-NO_QUEUE = QueuePerfStats(0.0, 0, 0.0, 0.0, 0.0)
+
+
+def inline(stage):
+    """The stage without workers: it fills no queue."""
+    return replace(stage, queue_ns=0, held_ns=0)
 
 
 READ = stage("read", busy=0.2, wait_out=0.8)
@@ -55,9 +60,8 @@ BATCH = stage("batch", busy=0.05, wait_in=0.95, threads=1)
 def test_workers_are_not_advised_for_batches_smaller_than_their_hand_over(num_batches):
     """What they take of the loop for each is more than it takes to make one of 0.04 ms."""
     counts = {"num_tasks": num_batches, "num_delivered": num_batches}
-    inline = replace(NO_QUEUE, num_items=num_batches)
     stages = [
-        replace(stage(name, busy=busy, threads=1, **counts), queue=inline)
+        inline(stage(name, busy=busy, threads=1, **counts))
         for name, busy in (("fetch", 0.03), ("collate", 0.13))
     ]
     probes = replace(QUIET, num_cores=8, cores_used=1.0, gil_seconds=None)
@@ -82,7 +86,7 @@ def test_errors_that_are_handed_over_are_no_items():
 
 def test_nothing_measured_is_said_to_be_so():
     """In the words of a loader that has loaded nothing; it was called not input-bound."""
-    report = make_report(PipelineStats(0.0, 0.0, ()), QUIET, pooled=POOLED)
+    report = make_report(pipeline_stats(0.0, 0.0, ()), QUIET, pooled=POOLED)
     assert report.verdict.cause is Cause.UNKNOWN
     assert report.verdict.finding == "There are no figures: nothing was loaded yet."
     assert "input-bound" not in shown(report)
@@ -119,8 +123,8 @@ def test_report_says_where_the_rest_of_the_workers_time_is(wait_in, share):
     words = "of the workers' time outside of the stages"
     assert (f"{share} {words}" in shown(report)) == (share is not None)
     assert words not in shown(make_report(reading(0.9, fetch, collate), QUIET))
-    inline = reading(0.9, replace(fetch, queue=NO_QUEUE), replace(collate, queue=NO_QUEUE))
-    assert words not in shown(make_report(inline, QUIET, pooled=POOLED))
+    alone = reading(0.9, inline(fetch), inline(collate))
+    assert words not in shown(make_report(alone, QUIET, pooled=POOLED))
 
 
 @given(
@@ -156,14 +160,12 @@ def readings(draw):
         own_gil=own_gil,
         cores_used=draw.choice([None, min(num_cores, cores + draw.choice([0.0, 0.1, 1.0, 9.0]))]),
     )
-    load = stage("fetch", busy=busy, cpu=cpu, threads=threads)
     busy_seconds = 10.0 * threads * busy
-    times = {"ave_time": busy_seconds / 1000, "p50_time": busy_seconds / 1000 * draw.random()}
-    times |= {"ave_cpu_time": cpu * busy_seconds / 1000, "busy_time": busy_seconds}
+    mean, p50 = busy_seconds / 1000, busy_seconds / 1000 * draw.random()
     num_items = draw.choice([5, 100])
     queue = QueuePerfStats(0.0 if is_inline else 10.0, num_items, 0.0, 0.0, 0.5)
-    tasks = replace(load.tasks, p90_time=times["ave_time"], **times)
-    load = replace(load, tasks=tasks, queue=queue, thread_time=10.0 * threads)
+    tasks = TaskPerfStats(1000, 0, mean, mean, 0.03, 10.0, cpu * mean, p50)
+    load = stage_stats("fetch", threads, tasks, queue, busy_ratio=busy)
     other = stage("transfer", busy=draw.choice([0.0, 0.1, 0.6]), threads=1, num_delivered=num_items)
     stages = (load,) if is_inline or draw.random() < 0.5 else (load, other)
     wait = draw.choice([0.0, 0.06, 0.15, 0.5, 0.9, 0.99, 1.0])
@@ -181,11 +183,13 @@ def any_report(draw):
         "sampling_ratio": choice([None, 0.0, 0.3, 0.9]),
     }
     stage = report.stats.stages[0]
-    tasks = replace(stage.tasks, num_failures=choice([0, 10, stage.num_tasks]))
-    stage = replace(stage, tasks=tasks, wait_in_ratio=choice([0.0, 0.5, 0.9]))
+    num_failures = choice([0, 10, stage.num_tasks])
+    good_ns = stage.good_ns * (stage.num_tasks - num_failures) // stage.num_tasks
+    waited_ns = round(choice([0.0, 0.5, 0.9]) * stage.thread_ns)
+    stage = replace(stage, num_failures=num_failures, good_ns=good_ns, wait_in_ns=waited_ns)
     stats = replace(report.stats, stages=(stage, *report.stats.stages[1:]))
     if choice([False, True]):
-        stats = replace(stats, elapsed=choice([0.1, 1.9, 2.0]))
+        stats = replace(stats, elapsed_ns=ns(choice([0.1, 1.9, 2.0])))
     return make_report(stats, replace(report.probes, **others), pooled=report.pooled)
 
 
@@ -285,7 +289,7 @@ def test_python_without_a_gil_is_seen(monkeypatch):
 
 def test_one_collection_in_a_short_window_is_no_reason_to_collect_less():
     """It may be most of it."""
-    short = replace(reading(0.5, stage("decode")), elapsed=0.2)
+    short = replace(reading(0.5, stage("decode")), elapsed_ns=ns(0.2))
     assert judge(short, Probes(gc_ratio=0.9)).remarks == ()
 
 
