@@ -273,3 +273,35 @@ def test_end_that_ctrl_c_cuts_off_comes_again(kind, options, step):
     )
     assert len(list(count)) >= 3
     assert_threads_end()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+@by_pairs(workers=["none", "thread", "processes"], own=[True, False])
+def test_signal_in_iter_leaves_the_epoch_as_it_would_have_come(workers, own):
+    """Wherever it comes while an epoch begins, a state from then gives that epoch, in its order, and
+    the one after it."""
+    options, step = WORKERS[workers]
+
+    def make():
+        generator = torch.Generator() if own else None
+        return DataLoader(Indices(12), 4, shuffle=True, generator=generator, **options)
+
+    def epochs(loader, number):
+        return [[batch.tolist() for batch in loader] for _ in range(number)]
+
+    torch.manual_seed(7)
+    expected = epochs(make(), 3)
+    with quiet_log():
+        for place in itertools.count(1, 7 * step):
+            torch.manual_seed(7)
+            loader = make()
+            epochs(loader, 1)
+            with suppress(KeyboardInterrupt), AtCall(place) as at_call:
+                iter(loader)
+            again = make()
+            again.load_state_dict(loader.state_dict())
+            assert epochs(again, 2) == expected[1:], at_call.where
+            if at_call.where is None:
+                break
+    assert place > 10

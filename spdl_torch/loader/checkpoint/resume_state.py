@@ -91,10 +91,14 @@ def order_drawn_again(loader: Any, resume: ResumeState | None) -> Iterator[Redra
             _set_states(generators[1:], resume.generators[1:])
             _restore_samplers(loader, resume)
         states = [generator.get_state() for generator in generators]
-        position = loader._state.position
+        position, before = loader._state.position, loader._state.position.order
         position.before_draws = states
         try:
             yield Redrawn(states, trainers)
+        except BaseException:
+            if position.order is before:  # it did not begin: the next one draws what it would have
+                draw_again_from(loader, states)
+            raise
         finally:
             position.before_draws = None
         return
