@@ -279,8 +279,8 @@ def test_end_that_ctrl_c_cuts_off_comes_again(kind, options, step):
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 @by_pairs(workers=["none", "thread", "processes"], own=[True, False])
 def test_signal_in_iter_leaves_the_epoch_as_it_would_have_come(workers, own):
-    """Wherever it comes while an epoch begins, a state from then gives that epoch, in its order, and
-    the one after it."""
+    """Wherever it comes while an epoch begins, a state from then gives that epoch, in its order,
+    and the one after it."""
     options, step = WORKERS[workers]
 
     def make():
