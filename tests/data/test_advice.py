@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 import torchvision
@@ -91,11 +89,9 @@ def test_persistent_workers_are_not_advised_where_they_are_on(persistent, monkey
     """Longer epochs are."""
     loader = DataLoader(SafeIndices(8), num_workers=1, persistent_workers=persistent)
     list(loader)
-    starting = make_report(
-        reading(0.5, stage("fetch", busy=0.1)), Probes(), pooled=("fetch", "collate")
-    )
-    measured = loader._measured()
-    monkeypatch.setattr(type(measured), "report", lambda _: replace(starting))
+    slow = reading(0.5, stage("fetch", busy=0.1))
+    starting = make_report(slow, Probes(), pooled=("fetch", "collate"))
+    monkeypatch.setattr(type(loader._measured()), "report", lambda _: starting)
     action = loader.report().verdict.action
     assert action.startswith("Use longer epochs")
     assert ("persistent_workers" in action) is not persistent

@@ -45,8 +45,8 @@ def test_damaged_file_costs_the_cache_and_never_the_training(name, in_use, tmp_p
     whole = wholes[own / name]
     damages = [whole[:length] for length in range(len(whole))]
     for place, byte in enumerate(whole):
-        others = [bytes([byte ^ value]) for value in draws.sample(range(1, 256), 2)]
-        damages += [whole[:place] + other + whole[place + 1 :] for other in others]
+        other = bytes([byte ^ draws.randrange(1, 256)])
+        damages.append(whole[:place] + other + whole[place + 1 :])
     assert len(damages) > 100
     for damaged in damages:
         dataset = None
@@ -173,10 +173,7 @@ def mode_of(path):
     return stat.S_IMODE(path.stat().st_mode)
 
 
-MASKS = [("folder", 0), ("folder", 0o022), ("memory", 0), ("memory", 0o022), ("memory", 0o177)]
-
-
-@pytest.mark.parametrize(("cache", "mask"), MASKS)
+@pytest.mark.parametrize(("cache", "mask"), [("folder", 0), ("memory", 0), ("memory", 0o177)])
 def test_cache_is_this_users_alone_whatever_the_umask(cache, mask, tmp_path, monkeypatch):
     """Its folders have mode 0700, its files 0600."""
     monkeypatch.setattr(memory, "_SHARED_MEMORY", str(tmp_path))
@@ -233,10 +230,3 @@ def test_training_goes_on_where_no_folder_can_be_made_in_memory(tmp_path, monkey
     assert [dataset[index] for index in range(3)] == SAMPLES
     assert "cache memory: not used: " in caplog.text
     assert "is not used" in dataset.loading_remarks()[0]
-
-
-def test_folder_that_cannot_be_made_is_an_error(tmp_path):
-    """Below a link to a disk that is not there."""
-    (tmp_path / "scratch").symlink_to(tmp_path / "absent" / "place")
-    with pytest.raises(FileNotFoundError, match="scratch"):
-        cached([1], tmp_path / "scratch" / "kept", version=1)

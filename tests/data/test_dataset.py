@@ -12,7 +12,6 @@ import torch
 import torch.utils.data as torch_data
 from _gates import GatedOp, join_spdl_threads, no_leak, spdl_threads, until
 from hypothesis import given, settings, strategies as st
-from torch.utils.data import DistributedSampler
 
 import spdl_torch
 from spdl_torch import PipelineDataset, PipelineFailure, UnsupportedOptionError
@@ -155,18 +154,6 @@ def test_epochs_are_counted_and_set_on_the_source():
     assert source.epochs == [0, 1, 7, 8]
 
 
-def test_sampler_shuffles_anew_each_epoch():
-    """torch's DistributedSampler is a source: its order changes, its part stays its own."""
-    sampler = DistributedSampler(range(20), num_replicas=2, rank=1, shuffle=True)
-    dataset = dataset_of(sampler, double, num_replicas=2, rank=1)
-    epochs = [list(dataset), list(dataset)]
-    for epoch, seen in enumerate(epochs):
-        sampler.set_epoch(epoch)
-        assert seen == [2 * index for index in sampler]
-    assert epochs[0] != epochs[1]
-    assert len(dataset) == 10
-
-
 @settings(max_examples=30)
 @given(sizes, st.integers(1, 5), st.booleans(), st.integers(1, 4), tails, st.data())
 def test_len_is_what_comes(num_items, batch, drop_last, world, tail, data):
@@ -255,18 +242,25 @@ def test_parts_of_unknown_length_are_refused_when_they_must_be_equal(tail):
 @pytest.mark.parametrize("make_sampler", [torch_data.DistributedSampler, OurSampler])
 @pytest.mark.parametrize("wrap", ["bare", "batches", "loader", "source"])
 def test_source_that_a_sampler_has_shared_out_is_not_again(make_sampler, wrap):
-    """The sampler itself, and what is around it."""
-    sampler = make_sampler(range(8), 2, 1, shuffle=False)
-    source, expected = {
-        "bare": (sampler, [1, 3, 5, 7]),
-        "batches": (torch_data.BatchSampler(sampler, 2, False), [[1, 3], [5, 7]]),
-        "loader": (torch_data.DataLoader(range(8), sampler=sampler), [[1], [3], [5], [7]]),
-        "source": (as_source(sampler), [1, 3, 5, 7]),
+    """The sampler itself, and what is around it; its order changes, its part stays its own."""
+    sampler = make_sampler(range(8), 2, 1)
+    source, size = {
+        "bare": (sampler, None),
+        "batches": (torch_data.BatchSampler(sampler, 2, False), 2),
+        "loader": (torch_data.DataLoader(range(8), sampler=sampler), 1),
+        "source": (as_source(sampler), None),
     }[wrap]
-    dataset = dataset_of(source, num_replicas=2, rank=1)
-    items = [item.tolist() if isinstance(item, torch.Tensor) else item for item in dataset]
-    assert items == expected
-    assert len(dataset) == len(expected)
+    dataset, epochs = dataset_of(source, num_replicas=2, rank=1), []
+    for epoch in range(2):
+        if wrap in ("batches", "loader"):
+            sampler.set_epoch(epoch)  # which is behind what is around it
+        items = [item.tolist() if isinstance(item, torch.Tensor) else item for item in dataset]
+        sampler.set_epoch(epoch)
+        own = list(sampler)
+        assert items == ([own[n : n + size] for n in range(0, 4, size)] if size else own)
+        assert len(dataset) == len(items)
+        epochs.append(own)
+    assert epochs[0] != epochs[1]
 
 
 def test_rank_comes_from_torchruns_variables_when_no_group_is_there(monkeypatch):
@@ -307,10 +301,8 @@ def test_pickle_runs_on_its_own():
 
 def test_repr_shows_every_stage():
     """The object shows what runs."""
-    lines = repr(dataset_of(range(4), double, batch=2)).splitlines()
-    assert [line.split("(")[0].strip() for line in lines] == [
-        *("PipelineDataset", "src", "double", "aggregate", "sink")
-    ]
+    lines = [line.split("(")[0].strip() for line in repr(dataset_of([1], double)).splitlines()]
+    assert lines == ["PipelineDataset", "src", "double", "sink"]
 
 
 @pytest.mark.parametrize(
@@ -330,6 +322,8 @@ def test_argument_is_refused_when_it_makes_no_sense(options, message):
     for epoch in (-1, 1.0, True, "1"):
         with pytest.raises((TypeError, ValueError), match="set_epoch: epoch must be "):
             dataset_of([1]).set_epoch(epoch)
+    with pytest.raises(TypeError, match="builder must be a PipelineBuilder, got list"):
+        PipelineDataset([1, 2])
 
 
 def test_failure_keeps_its_class_from_a_worker_process_of_torchs_loader():
@@ -338,7 +332,8 @@ def test_failure_keeps_its_class_from_a_worker_process_of_torchs_loader():
     loader = torch_data.DataLoader(PipelineDataset(builder.add_sink()), None, num_workers=2)
     seen = []
     with pytest.raises(PipelineFailure, match=r"stage 'reciprocal'(.|\n)*division") as caught:
-        seen.extend(loader)
+        seen.extend(batches := iter(loader))
+    batches._shutdown_workers()  # which waits for 5 s where it is garbage
     assert set(seen) <= {1, 0.5}
     assert [type(each) for each in caught.value.exceptions] == [RuntimeError]
     again = pickle.loads(pickle.dumps(caught.value))
@@ -355,9 +350,3 @@ def test_close_of_a_loader_without_workers_ends_the_threads():
     join_spdl_threads()
     with pytest.raises(spdl_torch.PipelineStopped, match="closed"):
         next(batches)
-
-
-def test_what_is_no_builder_is_refused():
-    """It says what is expected and what was given."""
-    with pytest.raises(TypeError, match="builder must be a PipelineBuilder, got list"):
-        PipelineDataset([1, 2])

@@ -65,9 +65,7 @@ def twice(item):
 def dataset_of(source, *ops, group=None, **options):
     builder = PipelineBuilder().add_source(source)
     for op in ops:
-        builder.pipe(op, concurrency=3, output_order="input") if op is not twice else builder.pipe(
-            op, concurrency=1
-        )
+        builder.pipe(op, concurrency=1 if op is twice else 3, output_order="input")
     if group is not None:
         builder.aggregate(group)
     return PipelineDataset(builder.add_sink(2), max_failures=1.0, **options)
@@ -161,12 +159,12 @@ def test_a_loaders_state_that_counts_another_ranks_items_is_doubted():
         list(again)
 
 
-def shard_of_two(source=range(12)):
-    return dataset_of(source, num_replicas=2, rank=0)
+def part_of(num_replicas):
+    return dataset_of(range(12), num_replicas=num_replicas, rank=0)
 
 
 MISFITS = {
-    "ranks": (lambda: shard_of_two(), lambda: dataset_of(range(12), num_replicas=5, rank=0)),
+    "ranks": (lambda: part_of(2), lambda: part_of(5)),
     "source": (lambda: dataset_of(range(12)), lambda: dataset_of(range(2))),
     "items": (lambda: dataset_of(range(12), twice), lambda: dataset_of(range(1), twice)),
     "keeper": (lambda: dataset_of(Stateful(12)), lambda: dataset_of(range(12))),
