@@ -18,7 +18,7 @@ import http.server
 import json
 import select
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 IDLE_SECONDS = 0.2
@@ -38,7 +38,7 @@ class Answer:
     """Status, headers and content; of HEAD, what a GET would have sent."""
 
     status: int
-    headers: dict[str, str]
+    headers: dict[str, str] = field(default_factory=dict)
     content: bytes = b""
 
 
@@ -96,31 +96,29 @@ class HttpStore(http.server.ThreadingHTTPServer):
     def answer(self, method, path, headers, body):
         content = self.files.get(path)
         if content is None:
-            return Answer(404, {"Content-Length": "0"})
+            return Answer(404)
         found = {"ETag": f'"{hash(content):x}"'} if self.etags else {}
         if self.compresses:
             content = gzip.compress(content, 1, mtime=0)
             found["Content-Encoding"] = "gzip"
         if not self.ranges:
-            return Answer(200, {**found, "Content-Length": str(len(content))}, content)
+            return Answer(200, found, content)
         found["Accept-Ranges"] = "bytes"
         if path in self.dates:
             found["Last-Modified"] = self.dates[path]
-        if headers.get("If-Match", found.get("ETag")) != found.get("ETag"):
-            return Answer(412, {"Content-Length": "0"})
-        unmodified = headers.get("If-Unmodified-Since", found.get("Last-Modified"))
-        if unmodified != found.get("Last-Modified"):  # dates only grow here
-            return Answer(412, {"Content-Length": "0"})
+        for condition, name in (("If-Match", "ETag"), ("If-Unmodified-Since", "Last-Modified")):
+            if headers.get(condition, found.get(name)) != found.get(name):  # dates only grow here
+                return Answer(412)
         wanted = headers.get("Range")
         if wanted is None:
-            return Answer(200, {**found, "Content-Length": str(len(content))}, content)
+            return Answer(200, found, content)
         first, _, last = wanted.removeprefix("bytes=").partition("-")
         part = content[int(first) : int(last) + 1 if last else None]
         if not part:
-            return Answer(416, {"Content-Range": f"bytes */{len(content)}", "Content-Length": "0"})
+            return Answer(416, {"Content-Range": f"bytes */{len(content)}"})
         size = len(content) if self.says_size_of_ranges else "*"
         found["Content-Range"] = f"bytes {first}-{int(first) + len(part) - 1}/{size}"
-        return Answer(206, {**found, "Content-Length": str(len(part))}, part)
+        return Answer(206, found, part)
 
     def fault_of(self, method, path, headers):
         with self._lock:
@@ -229,9 +227,7 @@ class HubStore(HttpStore):
                 for path, content in self.files.items()
                 for name in [path.partition("/resolve/main/")[2]]
             ]
-        content = json.dumps(found).encode()
-        length = {"Content-Length": str(len(content))}
-        return Answer(200, {"Content-Type": "application/json", **length}, content)
+        return Answer(200, {"Content-Type": "application/json"}, json.dumps(found).encode())
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -250,7 +246,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
             return
         if fault == "busy":
-            self._send(Answer(503, {"Content-Length": str(len(_SLOW_DOWN))}, _SLOW_DOWN))
+            self._send(Answer(503, content=_SLOW_DOWN))
             return
         answer = store.answer(self.command, self.path, self.headers, body)
         self._send(answer, cut=fault == "cut")
@@ -263,7 +259,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if not self.server.says_length:
             left_out.append("content-length")
             self.close_connection = True
-        for name, value in answer.headers.items():
+        length = {"Content-Length": str(len(answer.content))}  # of HEAD to S3 it has its own
+        for name, value in (length | answer.headers).items():
             if name.lower() not in left_out:
                 self.send_header(name, value)
         self.end_headers()

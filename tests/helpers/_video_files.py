@@ -70,11 +70,7 @@ def from_minus_five(number):
 KINDS = {
     "MPEG program stream, MPEG-2": of("mpeg", "mpeg2video", MPEG),
     "MPEG program stream, MPEG-1": of("mpeg", "mpeg1video", MPEG),
-    "VOB, MPEG-2": of("vob", "mpeg2video", MPEG),
     "transport stream, MPEG-2": of("mpegts", "mpeg2video", MPEG),
-    "transport stream, MPEG-2 interlaced": of(
-        "mpegts", "mpeg2video", MPEG | {"flags": "+ildct+ilme"}
-    ),
     "transport stream, H.264": of("mpegts", "libx264", x264()),
     "transport stream, H.264 open GOP": of("mpegts", "libx264", OPEN),
     "transport stream, H.264 intra-refresh": of("mpegts", "libx264", REFRESH, num_frames=40),
@@ -86,11 +82,9 @@ KINDS = {
     "AVI, MPEG-4": of("avi", "mpeg4", {"g": "8"}),
     "AVI, MPEG-4 with B-frames": of("avi", "mpeg4", MPEG),
     "AVI, MPEG-4, all marked": of("avi", "mpeg4", {"g": "8"}, marks_all=True),
-    "AVI, MPEG-4 with B-frames, all marked": of("avi", "mpeg4", MPEG, marks_all=True),
     "AVI, H.263, all marked": of("avi", "h263", {"g": "8"}, size=(176, 144), marks_all=True),
     "AVI, H.264": of("avi", "libx264", x264()),
     "AVI, MJPEG": of("avi", "mjpeg", pix_fmt="yuvj420p"),
-    "AVI, MS-MPEG-4": of("avi", "msmpeg4v2", {"g": "8"}),
     "AVI, raw with a palette that changes": of(
         "avi", "rawvideo", pix_fmt="pal8", rate=10, palette_changes=True
     ),
@@ -98,12 +92,10 @@ KINDS = {
     "AVI, ZMBV with a palette": of("avi", "zmbv", {"g": "4"}, "pal8"),
     "AVI, MS-RLE with a palette": of("avi", "msrle", {"g": "4"}, "pal8"),
     "AVI, Cinepak": of("avi", "cinepak", {"g": "4"}, "rgb24", num_frames=8),
-    "MOV, raw with a palette": of("mov", "rawvideo", pix_fmt="pal8", rate=10),
     "MOV, raw with a palette that changes": of(
         "mov", "rawvideo", pix_fmt="pal8", rate=10, palette_changes=True
     ),
     "MOV, QuickTime Animation, 8 bit": of("mov", "qtrle", {"g": "4"}, "gray"),
-    "MOV, QuickTime Animation": of("mov", "qtrle", {"g": "4"}, "rgb24"),
     "MOV, ProRes": of("mov", "prores_ks", pix_fmt="yuv422p10le"),
     "MP4, H.264": of("mp4", "libx264", x264()),
     "MP4, H.264 open GOP": of("mp4", "libx264", OPEN),
@@ -112,8 +104,6 @@ KINDS = {
     "MP4, H.264 inexact recovery points": of(
         "mp4", "libx264", x264(bf="0", g="99"), recovery=(8, 16)
     ),
-    "MP4, H.264 10 bit": of("mp4", "libx264", x264(), "yuv420p10le"),
-    "MP4, H.264 interlaced": of("mp4", "libx264", x264(flags="+ildct+ilme")),
     "MP4, H.264 rotated": of("mp4", "libx264", x264(), rotation=(90,)),
     "MP4, H.264 mirrored": of("mp4", "libx264", x264(), rotation=(180, True)),
     "MP4, H.264 odd size": of("mp4", "libx264", x264(), "yuv444p", size=(61, 47)),

@@ -40,7 +40,6 @@ HUGE = "9" * 4000
 BAD_NPY = {
     "empty": (b"", "empty"),
     "cut in the magic": (NPY[:4], "truncated: 4 bytes"),
-    "cut in the header": (NPY[:60], "truncated: 60 bytes"),
     "cut in the data": (NPY[:-1], r"int32 of shape \(20, 30\) takes 2400 bytes, got 2399"),
     "text": (b"hello, world", r"not an npy file, it begins with b'hello, w'"),
     "pickle": (b"\x80\x04\x95rest", "a pickle, which is refused"),
@@ -48,24 +47,16 @@ BAD_NPY = {
     "version 4": (npy(header(), bytes(8), version=4), r"version 4\.0 is not known"),
     "long header": (npy(header() + " " * 10_000, bytes(8)), "header is .* long, more than 10000"),
     "endless header": (npy("", version=2)[:8] + b"\xff" * 30, "the header alone needs more"),
-    "no dict": (npy("[1, 2]"), "must be a dict with the keys"),
     "a call": (npy("__import__('os').getcwd()"), "not a literal"),
     "nested": (npy("(" * 9000), "not a literal"),
     "not latin-1 in version 3": (npy("\xff", version=3)[:12] + b"\xff\xff", "not a literal"),
     "key missing": (npy("{'descr': '<i4', 'shape': (2,)}"), "must be a dict with the keys"),
     "objects": (saved(np.save, np.array([{}, None])), "dtype object is stored as a pickle"),
-    "object field": (
-        saved(np.save, np.zeros(2, [("a", "O"), ("b", "i4")])),
-        "dtype object is stored as a pickle",
-    ),
     "no dtype": (npy(header(descr="'nonsense'")), "'nonsense' is not a dtype"),
     "dtype of no bytes": (npy(header(descr="'|V0'", shape="(9,)")), "cannot have the dtype"),
-    "subarray": (npy(header(descr="('<i4', (2,))"), bytes(16)), "cannot have the dtype"),
-    "fields named twice": (npy(header(descr="[('a', '<i4'), ('a', '<i4')]")), "is not a dtype"),
     "order": (npy(header(fortran_order="1"), bytes(8)), "fortran_order must be True or False"),
     "shape of a bool": (npy(header(shape="(True,)"), bytes(8)), "shape must be a tuple of sizes"),
     "negative": (npy(header(shape="(-1,)"), bytes(8)), "shape must be a tuple of sizes"),
-    "larger than the data": (npy(header(shape="(1099511627776,)"), bytes(8)), "got 8"),
     "product wraps to 0": (npy(header(shape=f"({2**32}, {2**32})")), "more bytes than there are"),
     "digits": (npy(header(shape=f"({HUGE}, {HUGE})")), "more bytes than there are"),
     "huge beside 0": (npy(header(shape=f"(0, {2**62}, {2**62})")), "no array has shape"),
@@ -76,16 +67,13 @@ BAD_NPY = {
 def test_load_npy_refuses(what, tmp_path):
     """Whatever is wrong is a DecodeError that names the source and says what; twice, if asked."""
     content, message = BAD_NPY[what]
-    for _ in range(2):
-        with pytest.raises(DecodeError, match=rf"^<bytes>: .*{message}"):
-            load_npy(content)
-    for memory in (bytearray(content), torch.tensor(list(content), dtype=torch.uint8)):
-        with pytest.raises(DecodeError, match=rf"^<bytes>: .*{message}"):
-            load_npy(memory)
     path = tmp_path / "bad.npy"
     path.write_bytes(content)
-    with pytest.raises(DecodeError, match=rf"bad\.npy: .*{message}"):
-        load_npy(path)
+    tensor = torch.tensor(list(content), dtype=torch.uint8)
+    for source in (content, content, bytearray(content), tensor, path):
+        name = r".*bad\.npy" if source is path else "<bytes>"
+        with pytest.raises(DecodeError, match=rf"^{name}: .*{message}"):
+            load_npy(source)
 
 
 def test_load_npy_names_what_is_no_source(tmp_path):
@@ -111,9 +99,7 @@ HONEST = {
     "another field before zip64": archive(
         {"header": {**SIZES_IN_ZIP64, "extra": struct.pack("<2HL", 7, 4, 0) + ZIP64}}
     ),
-    "sizes behind": archive(
-        {"flags": 8, "header": {"crc": 0, "num_stored": 0, "num_bytes": 0}},
-    ),
+    "sizes behind": archive({"flags": 8, "header": {"crc": 0, "num_stored": 0, "num_bytes": 0}}),
     "UTF-8": archive({"name": "ä.npy".encode(), "flags": 1 << 11}),
     "code page 437": archive({"name": b"\x84.npy"}),
     "folders": archive({"name": b"a/b../..c..npy"}),
@@ -146,16 +132,13 @@ BAD_NPZ = {
     "truncated": (GOOD[:-1], "truncated, or followed by other bytes"),
     "bytes behind": (archive({}, after=b"x"), "truncated, or followed by other bytes"),
     "bytes before": (b"x" + GOOD, "with other bytes put before or between"),
-    "comment too short": (archive({}, comment=b"abc")[:-1], "truncated, or followed"),
     "too many members": (archive({}, count=2), "directory is truncated|do not fit"),
-    "directory elsewhere": (archive({}, start=7), "put before or between"),
     "directory damaged": (GOOD.replace(b"PK\1\2", b"PK\1\3"), "directory is damaged"),
     "encrypted": (archive({"flags": 1}), "member 'a' is encrypted"),
     "same name": (archive({}, {}), "two members are named 'a'"),
     "same place": (archive({}, {"name": b"b.npy", "offset": 0}), "begin at the same place"),
     "offset": (archive({"offset": 10**6}), "a member begins after the last one"),
     "bad UTF-8": (archive({"name": b"\xff.npy", "flags": 1 << 11}), "is not UTF-8"),
-    "zip64 field missing": (archive({"offset": 2**32 - 1}), "a member begins after"),
     "zip64 field short": (
         archive({"offset": 2**32 - 1, "extra": struct.pack("<2HL", 1, 4, 0)}),
         "zip64 field is too short",
@@ -189,10 +172,8 @@ SECOND = 30 + len(b"good.npy") + len(NPY)
 BOMB = deflated(bytes(1 << 20))
 BAD_MEMBER = {
     "pickle": ({"content": b"\x80\x04\x95rest"}, "a pickle, which is refused"),
-    "objects": ({"content": saved(np.save, np.array([{}]))}, "dtype object is stored as a pickle"),
     "bytes behind": ({"content": NPY + b"x"}, "1 bytes follow its array"),
     "too short": ({"content": NPY[:-1]}, "truncated"),
-    "bzip2": ({"method": 12}, "compressed by bzip2, method 12; only stored"),
     "Zstandard": ({"method": 93}, r"compressed by Zstandard, method 93; .* anew by numpy\.savez"),
     "two sizes": ({"num_bytes": 10}, "stored, but has two sizes"),
     "other name": ({"header": {"name": b"b.npy"}}, "missing or has another name"),
@@ -206,7 +187,6 @@ BAD_MEMBER = {
     "checksum": ({"method": 8, "crc": 1}, "its checksum is wrong"),
     "more than said": ({"method": 8, "data": BOMB, "num_bytes": 1000}, "more than the 1000 bytes"),
     "less than said": ({"method": 8, "num_bytes": 10_000}, "inflates to 2528 bytes|truncated"),
-    "cut": ({"method": 8, "data": deflated(NPY)[:-9]}, "damaged|truncated"),
 }
 
 
@@ -223,12 +203,8 @@ def test_npz_file_refuses_a_member(what):
 
 def test_npz_file_refuses_members_that_overlap():
     """A member whose data holds another member is refused: so are bombs of shared data made."""
-    inner = archive({"name": b"b.npy"})[: 30 + 5 + len(NPY)]
-    outer = archive(
-        {"content": NPY + inner},
-        {"name": b"b.npy", "offset": 30 + 5 + len(NPY)},
-    )
-    loaded = load_npz(outer)
+    inner, place = archive({"name": b"b.npy"})[: 30 + 5 + len(NPY)], 30 + 5 + len(NPY)
+    loaded = load_npz(archive({"content": NPY + inner}, {"name": b"b.npy", "offset": place}))
     with pytest.raises(DecodeError, match="member 'a': its data overlaps with what follows it"):
         loaded["a"]
 
@@ -244,31 +220,26 @@ def test_npz_file_verifies_stored_data_when_asked():
 
 def test_load_npz_bounds_what_is_inflated():
     """The declared sizes of all deflated members together are bounded; stored ones cost nothing."""
-    named = {"a": SMOOTH, "b": SMOOTH}
+    named, total = {"a": SMOOTH, "b": SMOOTH}, 2 * len(NPY)
     content = saved(np.savez_compressed, **named)
-    total = 2 * len(NPY)
     assert len(load_npz(content, max_uncompressed_bytes=total)) == 2
-    with pytest.raises(
-        DecodeError, match=f"take {total} bytes, .*max_uncompressed_bytes={total - 1}"
-    ):
-        load_npz(content, max_uncompressed_bytes=total - 1)
     assert len(load_npz(saved(np.savez, **named), max_uncompressed_bytes=0)) == 2
-    with pytest.raises(ValueError, match="max_uncompressed_bytes must be >= 0, got -1"):
-        load_npz(content, max_uncompressed_bytes=-1)
+    for most, error, message in (
+        (total - 1, DecodeError, f"take {total} bytes, .*max_uncompressed_bytes={total - 1}"),
+        (-1, ValueError, "max_uncompressed_bytes must be >= 0, got -1"),
+    ):
+        with pytest.raises(error, match=message):
+            load_npz(content, max_uncompressed_bytes=most)
 
 
 @both_codecs
 def test_zip_bomb_takes_no_memory():
     """Neither a declared size nor what is really there makes us take more than was allowed."""
-    bombs = [
+    for bomb in (
         {"method": 8, "data": BOMB, "num_bytes": 5000},
         {"method": 8, "num_bytes": 10**9},
         {"content": npy(header(shape=f"({10**12},)"))},
-    ]
-    for bomb in bombs:
-        content = archive(bomb)
-        with (
-            pytest.raises(DecodeError, match=r"more than|cannot inflate|truncated"),
-            little_memory(),
-        ):
+    ):
+        content, refused = archive(bomb), r"more than|cannot inflate|truncated"
+        with pytest.raises(DecodeError, match=refused), little_memory():
             load_npz(content)["a"]

@@ -111,71 +111,51 @@ def test_crop_function_sees_every_size_in_order(paths):
         assert torch.equal(image.permute(2, 0, 1), expected)
 
 
-def cropping(returned):
-    """What asks for a crop by a function that returns this."""
-    crop = lambda height, width: returned  # noqa: E731
-    return [
-        lambda path: load_image(path, 8, 8, crop=crop),
-        lambda path: load_image_batch([path], width=8, height=8, crop=crop),
-    ]
-
-
-def sized(width, height):
-    """What takes a size."""
-    size = {"width": width, "height": height}
-    return {
-        "load_image": lambda path: load_image(path, width, height),
-        "load_image_batch": lambda path: load_image_batch([path], **size),
-        "load_clip": lambda path: load_clip(b"", None, **size),
-        "load_clip_batch": lambda path: load_clip_batch([b""], None, **size),
-    }
+def load_one(path, width=8, height=8, **options):
+    """A batch of one."""
+    return load_image_batch([path], width=width, height=height, **options)
 
 
 NO_CROP = r"crop must return a Crop, returned "
 NO_INT = r": (width|height) must be an int or None, in pixels, got .*\. Convert it with int\(\)"
+SIZE = {"width": 8, "height": 8}
 
 
 @pytest.mark.parametrize(
     ("call", "error", "match"),
     [
         *(
-            (call, error, match)
-            for returned, error, match in (
+            (partial(load, crop=lambda height, width, back=back: back, **SIZE), error, match)
+            for load in (load_image, load_one)
+            for back, error, match in (
                 (Crop(0, 0, 999, 9), ValueError, r"Crop\(top=0.*outside the picture of height=375"),
                 ((0, 0, 5, 5), TypeError, NO_CROP + r"\(0, 0, 5, 5\)\. .* Crop\(\*box\)"),
                 (None, TypeError, NO_CROP + r"None\. Return spdl_torch\.io\.Crop\("),
                 (Crop(0.5, 0, 5, 5), TypeError, r"crop must return ints, returned Crop\(top=0\.5"),
             )
-            for call in cropping(returned)
         ),
-        *(
-            (call, TypeError, f"^{name}{NO_INT}")
-            for size in ((2.5, 8), (8, "3"), (8, np.float32(3)))
-            for name, call in sized(*size).items()
-        ),
+        (partial(load_image, width=2.5), TypeError, "^load_image" + NO_INT),
+        (partial(load_one, height="3"), TypeError, "^load_image_batch" + NO_INT),
+        (lambda _: load_clip(b"", None, width=2.5), TypeError, "^load_clip" + NO_INT),
+        (lambda _: load_clip_batch([b""], None, width=2.5), TypeError, "^load_clip_batch" + NO_INT),
         (
-            lambda path: load_image(path, 8, 8, crop=Crop(0, 0, 5, 5)),
+            partial(load_image, crop=Crop(0, 0, 5, 5), **SIZE),
             *(TypeError, r"^load_image: crop must be a function .* got Crop\(top=0"),
         ),
+        (partial(image_loader, at_least=("8", 8)), TypeError, "at_least: height must be an int"),
+        (partial(image_loader, at_least=8), TypeError, r"at_least must be \(height, width\)"),
         (
-            lambda path: image_loader(path, at_least=("8", 8)),
-            *(TypeError, r"^image_loader: at_least: height must be an int"),
+            partial(load_one, device_config=1),
+            UnsupportedOptionError,
+            "Pass None and move the batch",
         ),
-        (
-            lambda path: image_loader(path, at_least=8),
-            *(TypeError, r"^image_loader: at_least must be \(height, width\)"),
-        ),
-        (
-            lambda path: load_image_batch([path], width=8, height=8, device_config=object()),
-            *(UnsupportedOptionError, r"Pass None and move the batch with"),
-        ),
-        (lambda path: load_image_batch(path, width=8, height=8), TypeError, "list of sources"),
-        (lambda _: load_image_batch([], width=8, height=8), ValueError, "at least one image"),
-        (lambda path: load_image(path, 0, 8), ValueError, "must be >= 1"),
+        (partial(load_image_batch, **SIZE), TypeError, "list of sources"),
+        (lambda _: load_image_batch([], **SIZE), ValueError, "at least one image"),
+        (partial(load_image, width=0, height=8), ValueError, "must be >= 1"),
         (lambda path: decode_image(path.with_name("gone.jpg")), FileNotFoundError, r"gone\.jpg"),
         (lambda _: decode_image(7), TypeError, "got int"),
         (lambda _: decode_image(torch.zeros(3, 4, 4)), TypeError, "uint8 with one dimension"),
-        (lambda path: image_loader(path, at_least=(0, 8)), ValueError, "must be >= 1"),
+        (partial(image_loader, at_least=(0, 8)), ValueError, "must be >= 1"),
     ],
 )
 def test_call_that_cannot_be_meant_is_refused(paths, call, error, match):

@@ -50,6 +50,13 @@ def test_decode_image_keeps_high_byte_of_16_bit_gray(monkeypatch, strip_pixels):
     assert torch.equal(decode_image(icon), expected.expand(3, -1, -1))
 
 
+def upright(content):
+    """What Pillow turns the picture to."""
+    with Image.open(io.BytesIO(content)) as image:
+        turned = ImageOps.exif_transpose(image).convert("RGB")
+    return torch.from_numpy(np.array(turned)).permute(2, 0, 1)
+
+
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("file_format", ["JPEG", "PNG", "WEBP", "TIFF"])
 def test_decode_image_turns_by_exif_only_when_asked(file_format, orientation):
@@ -57,10 +64,7 @@ def test_decode_image_turns_by_exif_only_when_asked(file_format, orientation):
     exif = Image.Exif()
     exif[0x112] = orientation
     content = encode(photograph(), file_format, exif=exif)
-    with Image.open(io.BytesIO(content)) as image:
-        upright = np.array(ImageOps.exif_transpose(image).convert("RGB"))
-    turned = decode_image(content, apply_exif_orientation=True)
-    assert torch.equal(turned, torch.from_numpy(upright).permute(2, 0, 1))
+    assert torch.equal(decode_image(content, apply_exif_orientation=True), upright(content))
     assert torch.equal(decode_image(content), pillow(content))
 
 
@@ -76,11 +80,9 @@ def test_decode_image_turns_by_the_segment_that_has_exifs_name(change):
         words = b"http://ns.adobe.com/xap/1.0/\0"
         length = struct.pack(">H", 2 + len(words))
         content = content[:2] + b"\xff\xe1" + length + words + content[2:]
-    with Image.open(io.BytesIO(content)) as image:
-        upright = np.array(ImageOps.exif_transpose(image).convert("RGB"))
-    assert (upright.shape[:2] == (97, 61)) == (change != "damaged name")
-    turned = decode_image(content, apply_exif_orientation=True)
-    assert torch.equal(turned, torch.from_numpy(upright).permute(2, 0, 1))
+    expected = upright(content)
+    assert (expected.shape[1:] == (97, 61)) == (change != "damaged name")
+    assert torch.equal(decode_image(content, apply_exif_orientation=True), expected)
 
 
 def test_decode_image_takes_every_kind_of_source(tmp_path):

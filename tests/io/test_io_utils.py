@@ -51,7 +51,8 @@ def run(op, items):
 
 
 def test_trace_event_is_on_the_row_of_its_thread(tmp_path):
-    """Inside of an op, of a step, around everything, and on a thread that nobody knows."""
+    """Inside of an op, of a step, around everything, and on a thread that nobody knows; the file
+    may be open, and is closed."""
 
     def op(item):
         with utils.trace_event("outer"), utils.trace_event("inner"):
@@ -62,21 +63,25 @@ def test_trace_event_is_on_the_row_of_its_thread(tmp_path):
             pass
 
     path = tmp_path / "trace.pftrace.0"
-    with utils.tracing(str(path)), utils.trace_event("everything"):
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
+    with utils.tracing(descriptor, buffer_size=1024), utils.trace_event("everything"):
         run(op, 3)
         thread = threading.Thread(target=elsewhere, name="helper")
         thread.start()
         thread.join()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.close(descriptor)  # as SPDL's does
     check_trace(path)
     events = events_of(path)
     pipeline, program = "Data pipeline · rank 0", "Program · rank 0"
-    assert {name: rows_of(events)[name] for name in ("outer", "inner")} == {
-        "outer": {(pipeline, "op[0]")},
-        "inner": {(pipeline, "op[0]")},
-    }
-    assert rows_of(events)["in the loop"] == {(pipeline, "training")}
-    assert rows_of(events)["everything"] == {(program, "MainThread")}
-    assert rows_of(events)["elsewhere"] == {(program, "helper")}
+    for name, *row in (
+        ("outer", pipeline, "op[0]"),
+        ("inner", pipeline, "op[0]"),
+        ("in the loop", pipeline, "training"),
+        ("everything", program, "MainThread"),
+        ("elsewhere", program, "helper"),
+    ):
+        assert rows_of(events)[name] == {tuple(row)}
     assert sum(event["name"] == "outer" for event in events) == 3
 
 
@@ -132,16 +137,6 @@ def test_any_spans_can_be_shown(tmp_path_factory, program, most):
     kept = sum(event["ph"] in "XC" for event in events_of(path))
     assert kept <= most
     assert kept + summary.num_left_out == len(program)
-
-
-def test_tracing_writes_to_an_open_file(tmp_path):
-    """As SPDL's does, by its descriptor, which it closes."""
-    descriptor = os.open(tmp_path / "run.json", os.O_WRONLY | os.O_CREAT)
-    with utils.tracing(descriptor, buffer_size=1024), utils.trace_event("one"):
-        pass
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.close(descriptor)
-    assert check_trace(tmp_path / "run.json").num_slices == 1
 
 
 SPOILED = """

@@ -34,11 +34,7 @@ from spdl_torch.io import (
 EXAMPLE = write_video(KINDS["b-frames"])
 
 
-FINE = Kind(
-    *("mp4", "libx264", {"bf": "2", "g": "12"}),
-    rate=30,
-    step=lambda k: k + 30 * 2100,
-)
+FINE = Kind("mp4", "libx264", {"bf": "2", "g": "12"}, rate=30, step=lambda k: k + 30 * 2100)
 """A video that starts late, as a part of a stream does."""
 
 
@@ -98,19 +94,13 @@ def test_sources_of_every_kind(tmp_path):
 
 
 def test_threads_decode_the_same_packets(pool):
-    """One after the other, all rightly."""
+    """All rightly; a decoder has one thread, so that a pipeline's are all there are."""
     packets = demux_video(EXAMPLE)
     expected = convert_frames(decode_packets(packets))
-    for found in pool.map(decode_packets, [packets] * 4):
-        assert torch.equal(convert_frames(found), expected)
-
-
-def test_decoders_have_one_thread_unless_asked():
-    """So that the threads of a pipeline are all there are."""
-    packets = demux_video(EXAMPLE)
-    decode_packets(packets)
     with packets.decoder() as context:
         assert context.thread_count == 1
+    for found in pool.map(decode_packets, [packets] * 4):
+        assert torch.equal(convert_frames(found), expected)
 
 
 @pytest.mark.parametrize(
@@ -146,6 +136,8 @@ def test_convert_frames_of_lists():
     assert convert_frames(images[0]).shape == (48, 64, 3)
     assert len(frames) == frames.num_frames == 40
     assert "40 frames, 0.000 to 1.560 s, rgb24 64x48" in repr(frames)
+    own = decode_packets(packets, None, num_frames=7)  # the video's own format
+    assert (len(own), own.pix_fmt, own.num_planes) == (7, "yuv420p", 3)
 
 
 def test_convert_frames_of_odd_planes_is_refused():
@@ -208,17 +200,9 @@ def test_stream_that_the_container_prefers_is_read():
     assert load_video(file.getvalue()).shape == (1, 48, 48, 3)
 
 
-def test_decode_packets_without_a_filter():
-    """The frames keep the video's own format."""
-    frames = decode_packets(demux_video(EXAMPLE), None)
-    assert (frames.pix_fmt, frames.num_planes) == ("yuv420p", 3)
-    assert len(decode_packets(demux_video(EXAMPLE), num_frames=7)) == 7
-
-
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({}, "format=pix_fmts=rgb24"),
         ({"pix_fmt": None}, None),
         (
             {"scale_width": 224, "scale_height": 100},
@@ -251,10 +235,8 @@ def test_get_filter_desc_writes_what_spdl_writes(options, expected):
 @pytest.mark.parametrize(
     ("options", "shape"),
     [
-        ({"scale_width": 32, "scale_height": 32}, (40, 32, 32, 3)),
         ({"scale_width": 32, "scale_height": -2, "scale_mode": None}, (40, 24, 32, 3)),
         ({"scale_width": 32, "scale_height": 32, "scale_mode": "crop"}, (40, 32, 32, 3)),
-        ({"crop_width": 20, "crop_height": 10}, (40, 10, 20, 3)),
         ({"crop_width": 20}, (40, 48, 20, 3)),
         ({"frame_rate": (5, 1)}, (8, 48, 64, 3)),
         ({"num_frames": 50}, (50, 48, 64, 3)),
@@ -273,44 +255,34 @@ def sampled(*indices):
 
 
 def filtered(description):
-    return lambda: load_video(EXAMPLE, filter_desc=description)
+    return partial(load_video, EXAMPLE, filter_desc=description)
 
 
 def clip_of(moments, **options):
-    return lambda: load_clip(EXAMPLE, lambda info: moments, **options)
+    return partial(load_clip, EXAMPLE, lambda info: moments, **options)
 
 
 @pytest.mark.parametrize(
     ("call", "error", "match"),
     [
         (filtered("nonsense=3"), ValueError, "FFmpeg refuses 'nonsense=3'"),
-        (filtered("scale=foo=3"), ValueError, "FFmpeg refuses"),
         (filtered("crop=w=9999:h=3"), ValueError, "FFmpeg refuses"),
         (filtered(""), ValueError, "without a name"),
         (filtered("[in]hflip[out]"), UnsupportedOptionError, "only a chain"),
         (filtered("split[a][b];[a][b]hstack"), UnsupportedOptionError, "only a chain"),
         (filtered("format=gbrp"), UnsupportedOptionError, "gbrp"),
         (sampled(), ValueError, "indices must"),
-        (sampled(3, 3), ValueError, "indices must"),
         (sampled(5, 3), ValueError, "indices must"),
         (sampled(40), IndexError, "indices must"),
-        (lambda: demux_video(EXAMPLE, timestamp=(2, 1)), ValueError, "start < end"),
-        (lambda: get_video_filter_desc(scale_width=3, scale_mode="fit"), ValueError, "scale_mode"),
-        (
-            lambda: load_video(EXAMPLE, device_config="cuda"),
-            *(UnsupportedOptionError, "device_config must be"),
-        ),
+        (partial(demux_video, EXAMPLE, timestamp=(2, 1)), ValueError, "start < end"),
+        (partial(get_video_filter_desc, scale_width=3, scale_mode="f"), ValueError, "scale_mode"),
+        (partial(load_video, EXAMPLE, device_config=1), UnsupportedOptionError, "config must be"),
         (lambda: load_video(3), TypeError, "a video source must be"),
         *(
             (partial(load, EXAMPLE, timestamp=wrong), ValueError, r"must be \(start, end\) in sec")
-            for load in (load_video, load_audio)
-            for wrong in (1, (0,), ("a", 1), (0, None))
+            for load, wrong in ((load_video, 1), (load_video, (0,)), (load_audio, ("a", 1)))
         ),
-        (
-            partial(load_audio, EXAMPLE, sample_rate=16e3),
-            ValueError,
-            r"must be 1 to .*, got 16000\.0",
-        ),
+        (partial(load_audio, EXAMPLE, sample_rate=16e3), ValueError, r"1 to .*, got 16000\.0"),
         (partial(uniform_frames, 2.5), TypeError, "num_frames must be an int, got 2.5"),
         (partial(load_clip, EXAMPLE, [0.1]), TypeError, r"load_clip: sampler must be a function"),
         (partial(load_clip_batch, "a.mp4", uniform_frames(2)), TypeError, "list of sources, got"),

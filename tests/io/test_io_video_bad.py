@@ -20,12 +20,11 @@ EXAMPLE = write_video(KINDS["fragmented"])
         (b"", "Invalid data"),
         (b"no video at all" * 100, "Invalid data"),
         (EXAMPLE[:300], "bad.mp4: "),
-        (write_sound(*SOUNDS["aac in mp4"]), "no video stream in it, only: audio"),
         (write_sound(*SOUNDS["wav"]), "no video stream in it, only: audio"),
         (b"#EXTM3U\n#EXTINF:1,\nhttp://127.0.0.1:9/x.ts\n#EXT-X-ENDLIST\n", "bad.mp4: "),
         (b"ffconcat version 1.0\nfile /etc/hostname\n", "bad.mp4: "),
     ],
-    ids=["empty", "text", "truncated", "audio", "sound", "playlist", "concat"],
+    ids=["empty", "text", "truncated", "sound", "playlist", "concat"],
 )
 def test_what_is_no_video_raises_decode_error(tmp_path, content, match):
     """It names the file; bytes are named so."""
@@ -36,6 +35,8 @@ def test_what_is_no_video_raises_decode_error(tmp_path, content, match):
             load(path)
         with pytest.raises(DecodeError, match=r"^<bytes>: "):
             load(content)
+        with open(path, "rb") as file, pytest.raises(DecodeError, match=r"bad\.mp4: "):
+            load(file)  # of an empty one the system refuses to say where its last byte is
 
 
 @pytest.mark.parametrize(
@@ -90,16 +91,6 @@ def test_errors_of_the_users_own_file_survive():
             load_video(File(EXAMPLE))
 
 
-def test_an_empty_file_that_was_opened_raises_decode_error(tmp_path):
-    """FFmpeg asks where its last byte is, which the system refuses to say."""
-    (tmp_path / "empty.mp4").touch()
-    with (
-        open(tmp_path / "empty.mp4", "rb") as file,
-        pytest.raises(DecodeError, match=r"empty\.mp4: Invalid data"),
-    ):
-        load_video(file)
-
-
 def test_streams_that_come_up_late_do_no_harm():
     """PyAV ends with an IndexError after the last packet if FFmpeg finds a stream on the way."""
     content = bytearray(write_video(KINDS["mpeg2 in ts"], num_frames=10))
@@ -111,7 +102,7 @@ def test_streams_that_come_up_late_do_no_harm():
 
 
 @pytest.mark.parametrize("kind", ["b-frames", "variable rate", "mpeg4 in avi", "h264 in ts"])
-@pytest.mark.parametrize("moment", [100, 1e13, 1e16, 1e300, 1e308])
+@pytest.mark.parametrize("moment", [100, 1e16, 1e308])
 def test_moments_far_beyond_any_video_raise_decode_error(kind, moment):
     """Also those in whose ticks no 64 bits suffice, and those that are no number of ticks."""
     content = write_video(KINDS[kind])

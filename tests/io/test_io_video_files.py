@@ -89,6 +89,8 @@ def test_packets_are_decoded_again_alike(kind, is_window):
     config = decode_config(decoder_options={"threads": "2"})
     assert torch.equal(load_video(decoded(kind).content, window, decode_config=config), expected)
     assert torch.equal(convert_frames(sample_decode_video(packets, [3])), expected[[3]])
+    with pytest.raises(IndexError, match=rf"indices must be in \[0, {len(expected)}\)"):
+        sample_decode_video(packets, [len(expected)])  # of frames, not packets: some are hidden
 
 
 @pytest.mark.parametrize(
@@ -166,7 +168,8 @@ def test_frames_of_lower_layers_are_decoded_for_those_of_upper_ones(monkeypatch)
 
 
 def test_files_that_were_glued_together_say_so_where_times_are_asked_for():
-    """Whole they have all frames; a time does not say which of two is meant."""
+    """Whole they have all frames; a time does not say which of two is meant. The list of Matroska's
+    ends with the first."""
     kind = "MPEG program stream, MPEG-2"
     video, one = decoded(kind, "two glued together"), decoded(kind)
     assert len(load_video(video.content)) == len(demux_video(video.content)) == 48
@@ -178,6 +181,12 @@ def test_files_that_were_glued_together_say_so_where_times_are_asked_for():
     ):
         with pytest.raises(DecodeError, match=r"^<bytes>: after the frame at .* glued together"):
             load()
+    kind = "Matroska, H.264 late start"
+    video, one = decoded(kind, "two glued together"), decoded(kind)
+    assert len(video.frames) == 48
+    assert torch.equal(load_video(video.content), video.frames)
+    assert torch.equal(load_clip(video.content, lambda info: [2.5]).frames, one.frames[12:13])
+    assert torch.equal(load_video(video.content, (2.5, 2.6)), one.frames[13:15])
 
 
 def test_frames_that_come_out_of_order_are_no_other_moments():
@@ -188,26 +197,6 @@ def test_frames_that_come_out_of_order_are_no_other_moments():
         tally.clip([time + 0.01])
         tally.window(time - 0.01, time + 0.01)
     assert tally.refused
-
-
-def test_two_matroska_files_glued_together_are_the_first_one_where_times_are_asked_for():
-    """Its list ends with it; whole they have all frames."""
-    kind = "Matroska, H.264 late start"
-    video, one = decoded(kind, "two glued together"), decoded(kind)
-    assert torch.equal(load_video(video.content), video.frames)
-    assert len(video.frames) == 48
-    clip = load_clip(video.content, lambda info: [2.5])
-    assert torch.equal(clip.frames[0], one.frames[12])
-    assert torch.equal(load_video(video.content, (2.5, 2.6)), one.frames[13:15])
-
-
-def test_frames_that_are_not_displayed_have_no_index():
-    """An index after the last frame is an IndexError; the others count frames, not packets."""
-    video = decoded("WebM, VP8 with hidden frames")
-    packets = demux_video(video.content)
-    assert (packets.num_packets, len(packets), len(video.frames)) == (24, 21, 21)
-    with pytest.raises(IndexError, match=r"indices must be in \[0, 21\)"):
-        sample_decode_video(packets, [21])
 
 
 def of_jpegs(jpegs, container, size, pix_fmt):

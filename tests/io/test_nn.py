@@ -42,7 +42,8 @@ ULP = {torch.float32: 1e-6, torch.float64: 1e-6, torch.bfloat16: 2**-7, torch.fl
     st.booleans(),
 )
 def test_values_are_torchvisions(dtype, layout, memory_format, is_dense, statistics, is_single):
-    """In every type, from every layout, into either memory format, for one image and for many."""
+    """In every type, from every layout, into either memory format, for one image and for many; to
+    the last bit without a mean, where there is one multiplication in both."""
     images = every_byte() if is_dense else every_byte(4)[::2, :, 1:, ::3]
     images = images[0] if is_single else images
     mean, std = statistics
@@ -53,16 +54,10 @@ def test_values_are_torchvisions(dtype, layout, memory_format, is_dense, statist
     found = model(given_images)
     assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
     assert is_single or found.is_contiguous(memory_format=memory_format)
-    wanted = ULP[found.dtype]
-    torch.testing.assert_close(found, expected, rtol=wanted, atol=1e-6)
+    if mean is None and found.dtype is not torch.float64:
+        assert torch.equal(found, v2.ToDtype(found.dtype, scale=True)(images))
+    torch.testing.assert_close(found, expected, rtol=ULP[found.dtype], atol=1e-6)
     assert torch.equal(given_images, before)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_scaled_values_are_torchvisions_to_the_last_bit(dtype):
-    """Without a mean there is one multiplication, the same in both."""
-    expected = v2.ToDtype(dtype, scale=True)(every_byte())
-    assert torch.equal(ToFloat(dtype=dtype)(every_byte()), expected)
 
 
 def test_result_has_autocasts_type_when_none_is_given():
@@ -107,12 +102,8 @@ def test_constants_follow_the_model():
     assert torch.equal(model.to_empty(device="cpu")(every_byte()), expected)
     assert model.to("meta")(every_byte().to("meta")).shape == expected.shape
     assert {buffer.device.type for buffer in model.buffers()} == {"meta"}
-
-
-def test_checkpoints_do_not_know_it():
-    """Of a model with and one without it, beside a Sequential's numbers."""
-    assert ToFloat(MEAN, STD).state_dict() == {}
-    assert list(ToFloat(MEAN, STD).parameters()) == []
+    # Checkpoints, of a model with and one without it, do not know it.
+    assert (model.state_dict(), [*model.parameters()]) == ({}, [])
 
 
 def applied(images):
@@ -130,10 +121,8 @@ def made(**options):
         (applied(torch.rand(2, 3, 4, 4)), TypeError, "uint8, got torch.float32. Leave ToTensor"),
         (applied(every_byte(num_channels=1)), ValueError, r"shape N, 3, H, W .* \(2, 1, 16, 16\)"),
         (applied(every_byte()[None]), ValueError, r"got \(1, 2, 3, 16, 16\)"),
-        (applied(every_byte().movedim(1, 3)), ValueError, r"got \(2, 16, 16, 3\)"),
         (made(mean=MEAN), ValueError, "mean and std go together"),
         (made(mean=MEAN, std=STD[:2]), ValueError, "equally long"),
-        (made(mean=(), std=()), ValueError, "equally long"),
         (made(mean=MEAN, std=(1, 0, 1)), ValueError, "no std may be 0"),
         (made(dtype=torch.uint8), ValueError, "floating-point type or None, got torch.uint8"),
         (made(layout="HWC"), ValueError, "'NCHW' or 'NHWC', got 'HWC'"),
