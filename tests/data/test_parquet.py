@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader as TorchLoader, default_collate
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.data import cached, mix, pack
-from spdl_torch.data.sources import ListSource, Parquet, _arrow
+from spdl_torch.data.sources import ListSource, Parquet
 from spdl_torch.errors import DecodeError
 from spdl_torch.io import decode_image, load_audio
 from spdl_torch.loader.differences import path_of_difference
@@ -152,11 +152,11 @@ def test_a_shuffled_pass_is_resumed_without_the_row_groups_before(tmp_path):
 def test_a_batch_reads_each_row_group_once_and_a_bounded_number_of_them_is_kept(
     monkeypatch, memory
 ):
-    """256 MB, of those that were asked for last; one for all threads that ask for it at once."""
+    """Of those that were asked for last; one for all threads that ask for it at once."""
     content, opened, really = io.BytesIO(), [], MemoryFileSystem._open
     size = 4000  # rows in a group: 32 kB
-    assert _arrow._KEPT_BYTES == 256 << 20
-    monkeypatch.setattr(_arrow, "_KEPT_BYTES", 8 * 8 * size + size)
+    kept = 8 * 8 * size + size  # of eight, and of no ninth
+    monkeypatch.setattr("spdl_torch.data.sources._arrow._KEPT_BYTES", kept)
     pq.write_table(pa.table({"n": np.repeat(np.arange(10), size)}), content, row_group_size=size)
     memory.pipe("/large.parquet", content.getvalue())
     source = Parquet("memory://large.parquet")

@@ -34,7 +34,6 @@ from spdl_torch.io import Reader, load_npy, load_video
 from spdl_torch.io._resuming import Opened, _Resuming, open_resuming
 from spdl_torch.io._retry import RetryPolicy
 from spdl_torch.observe import Cause, recording, report_of_file
-from spdl_torch.observe.verdict import causes
 from spdl_torch.pipeline import PipelineBuilder
 
 ONCE = RetryPolicy(0, 0, 0)
@@ -842,7 +841,7 @@ def test_shards_in_another_source_are_counted_once(web, tmp_path, kind):
 def test_waits_for_downloads_are_the_verdict_live_and_of_a_file(web, tmp_path, way, monkeypatch):
     """Also over a second epoch, which finds the shards. Threads that wait for one shard are all
     counted. The server answers once the loader's own time is long enough for a verdict."""
-    monkeypatch.setattr(causes, "SHORT_SECONDS", 0.4)
+    monkeypatch.setattr("spdl_torch.observe.verdict.causes.SHORT_SECONDS", 0.4)
     urls = put_shards(web, 2, 20, tmp_path)
     source = TarShards(urls, cache=tmp_path / "kept", index=True, ahead=0)
     if way == "threads":
