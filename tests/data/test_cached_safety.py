@@ -78,19 +78,6 @@ def test_damaged_content_is_made_anew_for_all_who_read_it(tmp_path, caplog):
     assert "not used" not in caplog.text
 
 
-def test_record_that_came_meanwhile_is_not_taken_for_the_one_that_was_compared(tmp_path):
-    """A content was added twice; the second one is damaged."""
-    store, reader = (Store(str(tmp_path)) for _ in range(2))
-    store.put(1, b"good")
-    reader._contents.read_tail()
-    record = reader._contents.table.find(1)
-    store.put(1, b"good")
-    (tmp_path / "data").write_bytes(b"goodbad!")
-    reader._contents.read_tail()
-    assert reader._contents.get(record) == b"good"
-    assert reader.get(1) is None
-
-
 def test_disk_that_fails_turns_the_cache_off(tmp_path, caplog):
     """The samples come all the same, and the log says so once."""
     dataset, _ = filled(tmp_path)

@@ -136,7 +136,7 @@ def test_any_state_resumes_exactly(kind, stop, place):
         dataset = piped(parts(kind), stop=stop)
         return seat.loader(dataset, 3, collate_fn=list, **options)
 
-    assert_resume_exact(make, num_epochs=1 if num_workers > 1 else 2)
+    assert_resume_exact(make, num_epochs=1 if num_workers else 2)
 
 
 @pytest.mark.parametrize(("kind", "stop"), [("kept", "first"), ("all", "all")])
@@ -162,16 +162,13 @@ def test_streams_with_a_state_are_not_read_again():
     def make():
         return {"a": Kept("a", None), "b": Kept("b", None)}
 
-    run = piped(make())
+    run, sources = piped(make()), make()
     run.state_dict()
-    items = [item for item, _ in zip(run, range(1000), strict=False)]
-    state, sources = run.state_dict(), make()
-    again = piped(sources)
+    items = list(itertools.islice(run, 1000))
+    state, again = run.state_dict(), piped(sources)
     again.load_state_dict(state)
-    rest = [item for item, _ in zip(again, range(3), strict=False)]
-    expected = [item for item, _ in zip(piped(make()), range(1000 + 4), strict=False)]
-    assert items == expected[:1000]
-    assert rest == expected[1001:]  # zip has taken one more
+    items += itertools.islice(again, 3)
+    assert items == list(itertools.islice(piped(make()), 1003))
     # A state that takes long to take, as where others have the cores, is taken less often.
     assert sum(each.num_read for each in sources.values()) < state["num_after"] + 100
 
@@ -202,15 +199,13 @@ def test_state_of_one_rank_serves_all(rank):
         sources = {"a": as_source(Kept("a", None)), "b": as_source(Resuming("b", None))}
         return piped(sources, num_replicas=3, rank=own, tail="uneven")
 
-    expected = [item for item, _ in zip(make(rank), range(12), strict=False)]
-    run = make(0)
+    expected, run, again = list(itertools.islice(make(rank), 12)), make(0), make(rank)
     run.state_dict()
     iterator = iter(run)
     for _ in range(5):
         next(iterator)
-    again = make(rank)
     again.load_state_dict(run.state_dict())
-    assert [item for item, _ in zip(again, range(7), strict=False)] == expected[5:]
+    assert list(itertools.islice(again, 7)) == expected[5:]
 
 
 def test_mixture_without_states_is_a_number():
@@ -257,18 +252,3 @@ def test_state_of_another_mixture_is_refused():
     ):
         with pytest.raises(ValueError, match=message):
             made.load_state_dict({**state, **changed})
-
-
-def test_state_with_more_items_than_there_are_is_refused():
-    """Each time, until another state is loaded."""
-    run, other = piped({"a": Plain("a", 9)}), piped({"a": Plain("a", 3)})
-    run.state_dict()
-    iterator = iter(run)
-    for _ in range(6):
-        next(iterator)
-    other.load_state_dict(run.state_dict())
-    for _ in range(2):
-        with pytest.raises(
-            ValueError, match=r"sources\['a'\].num_items.*makes 6 item\(s\).*after 3"
-        ):
-            list(other)

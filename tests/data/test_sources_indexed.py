@@ -26,12 +26,6 @@ def folder(tmp_path_factory):
     return write_shards(tmp_path_factory.mktemp("shards"))
 
 
-@pytest.fixture
-def shards(folder):
-    """All of them."""
-    return TarShards(folder / "*.tar")
-
-
 @pytest.mark.parametrize("kind", FORMATS)
 @settings(max_examples=25)
 @given(st.lists(st.tuples(names, st.one_of(contents, st.sampled_from("125"))), max_size=8))
@@ -59,19 +53,6 @@ def test_random_reads_equal_reads_from_the_front(tmp_path_factory, kind, files):
     assert all(content in kept for sample in found for content in [*sample.values()][2:])
 
 
-def test_positions_are_those_of_the_part(shards):
-    """Parts and their parts have positions of their own; outside is an IndexError. The order of a
-    shuffled source is known only while it is read."""
-    part = shards.shard(1, 2).shard(0, 2)
-    assert keys(part) == [part[place]["__key__"] for place in range(len(part))]
-    assert part[-1] == list(part)[-1]
-    for place in (len(part), -len(part) - 1):
-        with pytest.raises(IndexError, match=f"below {len(part)}, got {place}"):
-            part[place]
-    with pytest.raises(TypeError, match=r"before shuffle\(\), or ListSource"):
-        shards.shuffle(0)[0]
-
-
 def test_samples_are_read_at_random_behind_urls(folder, memory):
     """By a request for each sample; the index is asked for, not looked for."""
     for path in folder.iterdir():
@@ -80,7 +61,14 @@ def test_samples_are_read_at_random_behind_urls(folder, memory):
         len(TarShards("memory://indexed/*.tar"))
     found = TarShards("memory://indexed/*.tar", index=True)
     assert [found[place]["__key__"] for place in range(len(found))] == ALL
-    assert keys(found.shard(1, 4)) == keys(TarShards(folder / "*.tar").shard(1, 4))
+    part = found.shard(1, 2).shard(0, 2)  # which has positions of its own
+    assert keys(part) == keys(TarShards(folder / "*.tar").shard(1, 2).shard(0, 2))
+    assert [part[place] for place in (*range(len(part)), -1)] == [*part, [*part][-1]]
+    for place in (len(part), -len(part) - 1):
+        with pytest.raises(IndexError, match=f"below {len(part)}, got {place}"):
+            part[place]
+    with pytest.raises(TypeError, match=r"before shuffle\(\), or ListSource"):
+        found.shuffle(0)[0]
     chain = TarShards("simplecache::memory://indexed/0.tar", index=True)
     assert [chain[place]["__key__"] for place in (6, 2)] == [ALL[6], ALL[2]]
     memory.rm("/indexed/3.index.json")

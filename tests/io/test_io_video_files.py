@@ -12,7 +12,7 @@ import torch
 from _pictures import encode
 from _tars import Pipe
 from _video_files import BY_CHANCE, KINDS, VARIANTS, Decoded, Tally, decoded
-from _videos import Kind, decode_plainly, write_video
+from _videos import REAL, Kind, decode_plainly, write_video
 from PIL import Image
 
 from spdl_torch.errors import DecodeError
@@ -258,6 +258,12 @@ def check_against_plain(content):
     tally.check(4)
     window = load_video(content, (tally.times[-3], tally.times[-1]))
     assert torch.equal(window, video.frames[-3:-1])
+
+
+@pytest.mark.parametrize("path", REAL, ids=lambda path: path.name)
+def test_videos_of_other_encoders_have_the_frames_of_a_plain_decode(path):
+    """Whole, in windows and in clips, bit for bit."""
+    check_against_plain(path.read_bytes())
 
 
 @pytest.mark.parametrize("codec", ["libx264", "mpeg4"])

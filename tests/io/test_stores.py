@@ -106,13 +106,13 @@ def place(request):
     return request.getfixturevalue(request.param)
 
 
-def put_shards(web, num_shards, size, folder=None):
+def put_shards(place, num_shards, size, folder=None):
     """Shards of so many samples each, with an index where there is a folder; return their URLs."""
     for number in range(num_shards):
-        web.put(f"{number}.tar", content := shard_of(size, first=size * number))
+        place.put(f"{number}.tar", content := shard_of(size, first=size * number))
         if folder is not None:
-            web.put(f"{number}.index.json", write_shard(folder / f"{number}.tar", content))
-    return [web.url(f"{number}.tar") for number in range(num_shards)]
+            place.put(f"{number}.index.json", write_shard(folder / f"{number}.tar", content))
+    return [place.url(f"{number}.tar") for number in range(num_shards)]
 
 
 def reader_of(options, **others):
@@ -239,13 +239,13 @@ def test_file_that_fails_is_as_one_that_does_not(content, limits, steps):
         assert file.read() == plain.read()
 
 
-def errors_of_reading(url, options, **others):
+def errors_of_reading(url, options, *other_ways, **others):
     """The errors of each way to read: whole, and from front to back; each has the URL."""
     ways = [
         lambda: reader_of(options, **others)(url),
-        lambda: list(TarShards(url, storage_options=options, **others)),
+        lambda: list(TarShards(url, storage_options=options, index=False, **others)),
     ]
-    for way in ways:
+    for way in (*ways, *other_ways):
         with pytest.raises(Exception, match=re.escape(url)) as caught:
             way()
         notes = getattr(caught.value, "__notes__", [])
@@ -254,31 +254,19 @@ def errors_of_reading(url, options, **others):
 
 
 @pytest.mark.parametrize("fault", ["busy", "drop", "cut"])
-def test_store_is_named_when_it_always_fails(fault, place, monkeypatch):
-    """With the number of attempts, which is that of requests where the store answers."""
+def test_store_is_named_when_it_always_fails(fault, place, tmp_path, monkeypatch):
+    """With the number of attempts, also for a sample, which is that of requests where the store
+    answers: nobody but us repeats them."""
     monkeypatch.setattr("spdl_torch.io._retry.time.sleep", lambda seconds: None)
-    place.put("a.bin", shard_of(9))
-    place.faults = [fault] * 1000
-    url = place.url("a.bin")
-    num_before = 0
-    for error in errors_of_reading(url, place.options, retries=1):
+    (url,) = put_shards(place, 1, 9, tmp_path)
+    indexed = TarShards(url, index=True, retries=1, storage_options=place.options)
+    assert numbers_of([indexed[3]]) == [3]
+    place.faults, num_before = [fault] * 1000, place.num_gets
+    for error in errors_of_reading(url, place.options, lambda: indexed[3], retries=1):
         assert f"reading {url!r} failed after 2 attempts" in text_of(error)
         num_gets = place.num_gets - num_before
         assert num_gets == 2 if fault == "busy" else num_gets >= 2
         num_before = place.num_gets
-
-
-def test_store_is_asked_for_a_sample_as_often_as_for_a_shard(bucket, tmp_path, monkeypatch):
-    """By us alone, not by its own client as well."""
-    monkeypatch.setattr("spdl_torch.io._retry.time.sleep", lambda seconds: None)
-    urls = put_shards(bucket, 1, 9, tmp_path)
-    source = TarShards(urls, index=True, retries=1, storage_options=bucket.options)
-    assert numbers_of([source[3]]) == [3]
-    num_before, bucket.faults = bucket.num_gets, ["busy"] * 1000
-    with pytest.raises(OSError, match="reduce your request rate") as caught:
-        source[3]
-    assert f"reading {urls[0]!r} failed after 2 attempts" in text_of(caught.value)
-    assert bucket.num_gets == num_before + 2
 
 
 @pytest.mark.parametrize("way", ["config_kwargs", "environment"])
