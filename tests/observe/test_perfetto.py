@@ -20,7 +20,8 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from _loader_helpers import DataLoader
+from _datasets import Made
+from _loader_helpers import ThreadLoader as DataLoader
 from _trace_check import check_trace
 
 from spdl_torch.observe import trace_event, tracing
@@ -33,10 +34,8 @@ pytestmark = pytest.mark.skipif(PAGE is None, reason="Perfetto's page comes with
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
-VARIABLE = "SPDL_TORCH_CHROMIUM"
-
-REQUIRED = "SPDL_TORCH_REQUIRE_CHROMIUM"
-"""1: tests fail without a browser, and are not skipped."""
+VARIABLE, REQUIRED = "SPDL_TORCH_CHROMIUM", "SPDL_TORCH_REQUIRE_CHROMIUM"
+"""The browser's path; 1: tests fail without a browser, and are not skipped."""
 
 # No sandbox: tests may run as root, where Chromium refuses its own. The pages are ours.
 OPTIONS = (
@@ -83,24 +82,14 @@ def found_chromium():
     return path
 
 
-class Waiting:
-    """Samples that take a while without the GIL: waits are long enough to be in the trace."""
-
-    thread_safe = True
-
-    def __len__(self):
-        return 64
-
-    def __getitem__(self, index):
-        sha256(bytes(10**6))
-        return float(index)
-
-
-def trace_in(folder):
-    """The trace of an epoch, with a name that is not ASCII."""
-    path = folder / "trace.json.gz"
+@pytest.fixture
+def trace(tmp_path):
+    """The trace of an epoch, with a name that is not ASCII. Samples take a while without the GIL:
+    waits are long enough to be in it."""
+    path = tmp_path / "trace.json.gz"
+    samples = Made(lambda index: float(sha256(bytes(10**6)).digest()[0]), 64)
     with tracing(path):
-        for _ in DataLoader(Waiting(), 4, num_workers=2):
+        for _ in DataLoader(samples, 4, num_workers=2):
             with trace_event("Schritt für Schritt"):
                 pass
     return path
@@ -149,9 +138,8 @@ def told_by_perfetto(trace, folder):
             server.shutdown()
 
 
-def test_perfetto_finds_what_the_trace_says(tmp_path):
+def test_perfetto_finds_what_the_trace_says(trace, tmp_path):
     """Slices, rows, flows and queues by name and number; and it left nothing out."""
-    trace = trace_in(tmp_path)
     told = told_by_perfetto(trace, tmp_path / "browser")
     assert told.keys() == QUERIES.keys(), told
     events, summary = read(trace)["traceEvents"], check_trace(trace)

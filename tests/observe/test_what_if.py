@@ -27,9 +27,7 @@ SAMPLES = {
     "a bit of each": {"waits": 2 * MS, "gil": 0.5 * MS, "cpu": 0.5 * MS},
 }
 QUESTIONS = [
-    ({"num_workers": 1}, {"num_workers": 1}),
-    ({"num_workers": 2}, {"num_workers": 2}),
-    ({"num_workers": 8}, {"num_workers": 8}),
+    *(({"num_workers": n}, {"num_workers": n}) for n in (1, 2, 8)),
     ({"processes": 4, "num_workers": 4}, {"num_workers": 4, "in_processes": True}),
     ({"read_speedup": 2.0}, {"halved": True}),
 ]
@@ -38,9 +36,6 @@ QUESTIONS = [
 def simulated(num_batches=600, **loader):
     """The report of a loader in numbers."""
     return report_of(Loader(**loader), num_batches)
-
-
-# -- the oracle ------------------------------------------------------------------------------------
 
 
 def outcomes(**sample):
@@ -69,9 +64,6 @@ def test_no_loader_in_numbers_is_faster_than_the_bound(name):
     assert len(found) >= 15
     assert ratios[0] > 0.8
     assert ratios[len(ratios) // 2] < 1.25
-
-
-# -- promises --------------------------------------------------------------------------------------
 
 
 TRAINS = {"num_workers": 4, "num_cores": 8, "step": 40 * MS, "cpu": 2 * MS}
@@ -136,9 +128,6 @@ def test_advice_is_worth_what_it_says(name):
     assert checked >= 5
 
 
-# -- what cannot be known --------------------------------------------------------------------------
-
-
 def without(report, **changes):
     """The report with other probes, and the verdict that follows."""
     probes = replace(report.probes, **changes)
@@ -186,9 +175,6 @@ def test_processes_do_not_show_what_threads_would_do():
     report = simulated(num_workers=2, in_processes=True, gil=2 * MS)
     assert "share the trainer's GIL" in report.what_if(processes=0).reason
     assert report.what_if(num_workers=1).gain == pytest.approx(-0.47, abs=0.1)
-
-
-# -- asking and showing ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -242,12 +228,9 @@ def test_sampler_is_named_where_it_takes_most_of_the_loop_s_time(num_workers, sa
     """It is no faster with other workers, and no work of the trainer's."""
     report = simulated(num_workers=2, num_cores=8, waits=2 * MS, step=0.3 * MS)
     assert report.stats.consumer_wait_ratio > 0.6
-    probes = replace(report.probes, sampling_ratio=sampling)
-    prediction = make_report(report.stats, probes, pooled=report.pooled).what_if(
-        num_workers=num_workers
-    )
-    assert prediction.limit == limit
-    assert f"then {limit} is the limit" in str(prediction)
+    found = without(report, sampling_ratio=sampling).what_if(num_workers=num_workers)
+    assert found.limit == limit
+    assert f"then {limit} is the limit" in str(found)
 
 
 @pytest.mark.parametrize(
