@@ -24,31 +24,26 @@ MIB = 2**20
 
 
 @pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        *(
-            ({"num_cores": cores, "local_world_size": ranks, "cpu_util": util}, (workers, 2))
-            for cores, ranks, util, workers in (
-                *((16, 1, 0.4, 6), (100, 1, 0.29, 29), (16, 4, 1.0, 4)),
-                *((1.5, 1, 1.0, 1), (2, 1, 0.4, 1), (0.5, 8, 0.4, 1)),
-            )
-        ),
-        *(
-            ({"num_cores": 4, "memory_bytes": memory}, expected)
-            for memory, expected in (
-                *((13 * 3200, (4, 2)), (13 * 3200 - 1, (4, 1)), (9 * 3200 - 1, (3, 1))),
-                *((5 * 3200, (2, 1)), (4 * 3200, (1, 2)), (0, (1, 1))),
-            )
-        ),
-    ],
+    ("num_cores", "ranks", "util", "workers"),
+    [(100, 1, 0.29, 29), (16, 4, 1.0, 4), (1.5, 1, 1.0, 1), (2, 1, 0.4, 1), (0.5, 8, 0.4, 1)],
 )
-def test_workers_are_a_share_of_the_cores_and_fit_into_memory(options, expected):
-    """A share of this rank's cores, rounded down, at least one. Of batches of 32 elements of 100
-    bytes less memory has first fewer ahead, then fewer workers; to 1 and 1."""
+def test_workers_are_a_share_of_this_ranks_cores(num_cores, ranks, util, workers):
+    """Rounded down, at least one."""
+    options = {"num_cores": num_cores, "local_world_size": ranks, "cpu_util": util}
+    params, _ = estimate([1], element_bytes=100, batch_size=32, **options)
+    assert (params.num_workers, params.prefetch_factor) == (workers, 2)
+
+
+@pytest.mark.parametrize(
+    ("batches", "expected"),
+    [(13, (4, 2)), (12.99, (4, 1)), (8.99, (3, 1)), (5, (2, 1)), (4, (1, 2)), (0, (1, 1))],
+)
+def test_batches_in_flight_fit_into_memory(batches, expected):
+    """Less memory has first fewer of them ahead, then fewer workers; to 1 and 1."""
+    options = {"num_cores": 4, "memory_bytes": int(3200 * batches)}
     params, text = estimate([1], element_bytes=100, batch_size=32, **options)
     assert (params.num_workers, params.prefetch_factor) == expected
-    has_room = options.get("memory_bytes", 9600) >= 9600
-    assert ("in flight: at most 9,600 bytes, more than that: one thread" in text) is not has_room
+    assert ("in flight: at most 9,600 bytes, more than that: one thread" in text) is (batches == 0)
 
 
 def pipeline_of(stages, sink):
@@ -116,8 +111,7 @@ MACHINES = {
         sys/fs/cgroup/job/inner/memory.current 2500000
         sys/fs/cgroup/job/inner/memory.stat anon 1|inactive_file 500000
         sys/fs/cgroup/job/memory.max max""",
-        1.5,
-        1_000_000,
+        *(1.5, 1_000_000),
     ),
     "v1": (
         """proc/self/cgroup 7:cpu,cpuacct:/docker/3f|4:memory:/docker/3f|1:pids:/|0::/
@@ -126,8 +120,7 @@ MACHINES = {
         sys/fs/cgroup/memory/memory.limit_in_bytes 2000000
         sys/fs/cgroup/memory/memory.usage_in_bytes 1900000
         sys/fs/cgroup/memory/memory.stat inactive_file 7|total_inactive_file 100000""",
-        2,
-        200_000,
+        *(2, 200_000),
     ),
     "v1 without limits": (
         """proc/self/cgroup 7:cpu,cpuacct:/|4:memory:/
@@ -135,22 +128,15 @@ MACHINES = {
         sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us 100000
         sys/fs/cgroup/memory/memory.limit_in_bytes 9223372036854771712
         sys/fs/cgroup/memory/memory.usage_in_bytes 1900000""",
-        8,
-        FREE,
+        *(8, FREE),
     ),
-    "more quota than cores": (
-        "proc/self/cgroup 0::/\nsys/fs/cgroup/cpu.max 6400000 100000",
-        8,
-        FREE,
-    ),
-    "full": (
-        """proc/self/cgroup 0::/
+    "more quota than cores, and full": (
+        """proc/self/cgroup |nonsense|0::/
+        sys/fs/cgroup/cpu.max 6400000 100000
         sys/fs/cgroup/memory.max 1000
         sys/fs/cgroup/memory.current 1200""",
-        8,
-        0,
+        *(8, 0),
     ),
-    "garbage": ("proc/self/cgroup |nonsense|0::/", 8, FREE),
 }
 
 
@@ -186,12 +172,8 @@ ENDLESS.append(ENDLESS)
 
 
 SIZES = [
-    (ENDLESS, 3),
+    *[(ENDLESS, 3), (memoryview(b"12345"), 5), ("label", 5), (7, 8), (np.zeros((3, 4)), 96)],
     (torch.zeros(3, 4, dtype=torch.int16), 24),
-    (np.zeros((3, 4)), 96),
-    (memoryview(b"12345"), 5),
-    ("label", 5),
-    (7, 8),
     ((torch.zeros(2), {"a": [b"123", 1.5, []], "b": None}), 19),
     (Sample(torch.zeros(5), 3), 28),
     (Image.new("RGB", (4, 5)), 60),
@@ -310,7 +292,7 @@ names = st.text(min_size=1, max_size=5) | st.sampled_from(
 counts = st.dictionaries(names, st.integers(1, 99), max_size=3)
 
 
-@settings(max_examples=40)
+@settings(max_examples=10)
 @given(
     concurrency=counts,
     buffer_size=counts,
@@ -319,13 +301,8 @@ counts = st.dictionaries(names, st.integers(1, 99), max_size=3)
 )
 def test_repr_can_be_pasted(concurrency, buffer_size, num_workers, number):
     """It is the call of manual() that gives the same, whatever the stages are called."""
-    params = PerfParams.manual(
-        concurrency,
-        num_workers=num_workers,
-        prefetch_factor=number,
-        buffer_size=buffer_size,
-        num_threads=number,
-    )
+    options = {"num_workers": num_workers, "prefetch_factor": number, "num_threads": number}
+    params = PerfParams.manual(concurrency, buffer_size=buffer_size, **options)
     assert eval(repr(params), {"PerfParams": PerfParams}) == params
 
 
@@ -340,36 +317,41 @@ def test_manual_takes_names_and_one_size_for_all():
 
 
 @pytest.mark.parametrize(
-    ("make", "error", "message"),
+    ("make", "message"),
     [
-        (lambda: PerfParams.manual(decode=0), ValueError, "concurrency of 'decode' must be >= 1"),
-        (lambda: PerfParams.manual(decode="4"), TypeError, "must be an int or None, got '4'"),
+        (lambda: PerfParams.manual(decode=0), "concurrency of 'decode' must be >= 1"),
+        (lambda: PerfParams.manual(decode="4"), "must be an int or None, got '4'"),
+        (lambda: PerfParams.manual(num_workers=-1), "num_workers must be >= 0 or None, got -1"),
+        (lambda: PerfParams.manual(num_threads=True), "num_threads must be an int"),
+        (lambda: PerfParams.manual({"a": 1}, a=2), "stage 'a' is given twice"),
+        (lambda: estimate([1], cpu_util=40), "cpu_util must be a share .* got 40"),
+        (lambda: estimate([1], memory_util=0), "memory_util must be a share"),
+        (lambda: estimate([1], batch_size=0), "batch_size must be >= 1 or None, got 0"),
+        (lambda: estimate([1], element_bytes=1.5), "element_bytes must be an int"),
+        (lambda: estimate([1], num_cores=0), "num_cores must be > 0, got 0"),
+        (lambda: estimate([1], local_world_size=0), "local_world_size must be >= 1"),
+        (lambda: estimate([1], memory_bytes=-1), "memory_bytes must be >= 0 or None, got -1"),
+        (lambda: estimate([1], keep=["a"]), "keep is for a PipelineBuilder, got"),
+        (lambda: estimate(builder(), keep=["x"]), "keep must name stages of the pipeline, got 'x'"),
+        (lambda: estimate(builder(), batch_size=4), "must be None for a pipeline"),
+        (lambda: estimate(7), "a DataLoader or a PipelineBuilder, got int"),
+        (lambda: estimate(PipelineDataset(builder())), "got a PipelineDataset"),
+        (lambda: PerfParams.manual(decode=2).loader_options(), "num_workers must be given, got No"),
+        # A name that does not exist is an error that lists those that do.
         (
-            lambda: PerfParams.manual(num_workers=-1),
-            ValueError,
-            "num_workers must be >= 0 or None, got -1",
+            lambda: PerfParams.manual(decod=2).apply(builder()),
+            "no stage 'decod'; it has 'read', 'parse', 'decode', 'agg",
         ),
-        (lambda: PerfParams.manual(num_threads=True), TypeError, "num_threads must be an int"),
-        (lambda: PerfParams.manual({"a": 1}, a=2), ValueError, "stage 'a' is given twice"),
-        (lambda: estimate([1], cpu_util=40), ValueError, "cpu_util must be a share .* got 40"),
-        (lambda: estimate([1], memory_util=0), ValueError, "memory_util must be a share"),
-        (lambda: estimate([1], batch_size=0), ValueError, "batch_size must be >= 1 or None, got 0"),
-        (lambda: estimate([1], element_bytes=1.5), TypeError, "element_bytes must be an int"),
-        (lambda: estimate([1], num_cores=0), ValueError, "num_cores must be > 0, got 0"),
-        (lambda: estimate([1], local_world_size=0), ValueError, "local_world_size must be >= 1"),
+        (lambda: PerfParams.manual(buffer_size={"x": 2}).apply(builder()), "no stage 'x'"),
         (
-            lambda: Limits(num_cores=1, memory_bytes=-1),
-            ValueError,
-            "memory_bytes must be >= 0 or None, got -1",
+            lambda: PerfParams.manual({"aggregate(4)": 2}).apply(builder()),
+            "must be 1, got 2. An aggregate collects one",
         ),
-        (lambda: estimate([1], keep=["a"]), ValueError, "keep is for a PipelineBuilder, got"),
-        (lambda: estimate(builder(), batch_size=4), ValueError, "must be None for a pipeline"),
-        (lambda: estimate(7), TypeError, "a DataLoader or a PipelineBuilder, got int"),
     ],
 )
-def test_argument_is_refused_when_it_cannot_be_meant(make, error, message):
+def test_argument_is_refused_when_it_cannot_be_meant(make, message):
     """The message has the argument's name and what was given."""
-    with pytest.raises(error, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         make()
 
 
@@ -392,8 +374,6 @@ def test_loader_options_are_what_torch_takes():
     options = PerfParams.manual(num_workers=0, prefetch_factor=4).loader_options()
     assert options == {"num_workers": 0}
     assert PerfParams.manual(num_workers=2).loader_options() == {"num_workers": 2}
-    with pytest.raises(ValueError, match="num_workers must be given, got None"):
-        PerfParams.manual(decode=2).loader_options()
 
 
 def decode(number):
@@ -406,16 +386,9 @@ def pairs(number):
 
 def builder():
     """A pipeline with one of each."""
-    return (
-        PipelineBuilder()
-        .add_source(range(40))
-        .pipe(str, name="read", concurrency=5)
-        .pipe(int, name="parse")
-        .pipe(decode, buffer_size=7)
-        .aggregate(4)
-        .pipe(torch.stack)
-        .add_sink(2)
-    )
+    plain = PipelineBuilder().add_source(range(40)).pipe(str, name="read", concurrency=5)
+    plain.pipe(int, name="parse").pipe(decode, buffer_size=7).aggregate(4)
+    return plain.pipe(torch.stack).add_sink(2)
 
 
 def test_pipeline_gives_the_same_when_it_was_estimated():
@@ -432,13 +405,9 @@ def test_pipeline_gives_the_same_when_it_was_estimated():
     assert spec.pipes[0].output_order == "completion"  # as it was: not in order
     assert spec.pipes[1].output_order == "input"
     applied = params.apply(PipelineBuilder.from_config(spec))
-    dataset = PipelineDataset(applied, **params.build_options())
     with (pipeline := applied.build(**params.build_options())).auto_stop():
-        for batches in (pipeline, dataset):
-            found = torch.cat([batch[:, 0] for batch in batches])
-            assert sorted(found.tolist()) == list(range(40))
-    with pytest.raises(TypeError, match="got a PipelineDataset"):
-        estimate(dataset)
+        found = torch.cat([batch[:, 0] for batch in pipeline])
+        assert sorted(found.tolist()) == list(range(40))
 
 
 def test_stages_are_left_as_they_are_when_they_must_be():
@@ -450,41 +419,23 @@ def test_stages_are_left_as_they_are_when_they_must_be():
         return item
 
     with ThreadPoolExecutor(1) as executor:
-        plain = (
-            PipelineBuilder()
-            .add_source(range(4))
-            .pipe(pairs)
-            .pipe(fetch)
-            .pipe(str, name="elsewhere", executor=executor)
-            .pipe(int, name="given", concurrency=2)
-            .pipe(abs, name="kept")
-            .pipe(abs, name="free")
-            .pipe(abs, name="twin")
-            .pipe(abs, name="twin")
-            .pipe(partial(transfer_tensor, device="cpu"), name="send")
-            .add_sink()
-        )
+        plain = PipelineBuilder().add_source(range(4)).pipe(pairs).pipe(fetch)
+        plain.pipe(str, name="elsewhere", executor=executor).pipe(int, name="given", concurrency=2)
+        for name in ("kept", "free", "twin", "twin"):
+            plain.pipe(abs, name=name)
+        plain.pipe(partial(transfer_tensor, device="cpu"), name="send").add_sink()
         params, text = estimate(plain, keep=["kept"])
         assert params.concurrency == {"free": 10}
         assert params.num_threads == 10 + 1 + 2 + 1 + 2 + 1
         assert "element: 8 bytes" in text
         with params.apply(plain).build(**params.build_options()).auto_stop() as pipeline:
             assert sorted(pipeline) == [0, 0, 1, 1, 2, 2, 3, 3]
-    with pytest.raises(ValueError, match="keep must name stages of the pipeline, got 'keep'"):
-        estimate(plain, keep=["keep"])
 
 
 def test_aggregates_count_by_their_elements_until_they_are_taken_apart():
     """Room for 64 MiB of elements of 1 MiB: lists of 8 have less of it."""
-    plain = (
-        PipelineBuilder()
-        .add_source([bytes(MIB)] * 2)
-        .pipe(bytes, name="a")
-        .aggregate(8)
-        .disaggregate()
-        .pipe(bytes, name="b")
-        .add_sink(1)
-    )
+    plain = PipelineBuilder().add_source([bytes(MIB)] * 2).pipe(bytes, name="a").aggregate(8)
+    plain.disaggregate().pipe(bytes, name="b").add_sink(1)
     params, text = estimate(plain, num_cores=2, memory_bytes=2**40)
     assert params.buffer_size == {"a": 16, "aggregate(8)": 2, "disaggregate": 16, "b": 16}
     assert "in flight: at most 92.0 MiB" in text
@@ -501,17 +452,3 @@ def test_pipelines_size_is_not_known_where_the_source_or_the_last_form_tells_non
     plain = PipelineBuilder().add_source(["a.mp4"]).pipe(lambda path: object(), name="demux")
     with pytest.warns(UserWarning, match="has a object in it"):
         estimate(plain.aggregate(2).add_sink())
-
-
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        (PerfParams.manual(decod=2), "no stage 'decod'; it has 'read', 'parse', 'decode', 'agg"),
-        (PerfParams.manual(buffer_size={"x": 2}), "no stage 'x'"),
-        (PerfParams.manual({"aggregate(4)": 2}), "must be 1, got 2. An aggregate collects one"),
-    ],
-)
-def test_apply_is_refused_when_the_stage_cannot_have_it(params, message):
-    """A name that does not exist is an error that lists those that do."""
-    with pytest.raises(ValueError, match=message.replace("(", r"\(").replace(")", r"\)")):
-        params.apply(builder())
