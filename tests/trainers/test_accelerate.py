@@ -48,21 +48,6 @@ def test_prepare_of_our_accelerator_keeps_the_loader_and_its_options():
     assert {id(each) for each in accelerator._dataloaders} == {id(ours), id(theirs)}
 
 
-def test_batches_are_those_of_accelerate_itself():
-    """Order and batches; the report and the skipped samples work on what prepare returned."""
-    seen = []
-    for kind, make in (
-        (prepares.Accelerator, DataLoader),
-        (accelerate.Accelerator, torch_data.DataLoader),
-    ):
-        torch.manual_seed(5)
-        prepared = kind(cpu=True).prepare(make(DATA, batch_size=3, shuffle=True, num_workers=0))
-        seen.append([batch.tolist() for _ in range(2) for batch in prepared])
-        if kind is prepares.Accelerator:
-            assert prepared.report().stats.stages[0].name == "fetch"
-    assert seen[0] == seen[1]
-
-
 def subclasses(base):
     """Subclasses with constructors of their own, as repositories write them."""
 
@@ -89,27 +74,35 @@ def subclasses(base):
     )
 
 
-def test_a_subclass_with_a_constructor_of_its_own_is_kept():
-    """Its class, attributes and methods: the batches are those that Accelerate makes of the same
-    subclass of torch's loader, but for methods, which that one loses."""
-    torch.manual_seed(5)
-    plain = accelerate.Accelerator(cpu=True)
-    want = [[b.tolist() for b in plain.prepare(each)] for each in subclasses(torch_data.DataLoader)]
-    torch.manual_seed(5)
-    got = []
-    for each in subclasses(DataLoader):
-        prepared = prepares.Accelerator(cpu=True).prepare(each)
-        assert type(prepared.base_dataloader) is type(each)
-        assert vars(each).get("factor") == vars(prepared.base_dataloader).get("factor")
-        got.append([batch.tolist() for batch in prepared])
-    assert got[0] == want[0]
-    assert got[1] == [[2 * value for value in batch] for batch in want[1]]
-    assert got[2] == want[2]
+def test_batches_are_those_of_accelerate_itself():
+    """Order and batches; the report works on what prepare returned. Of a subclass with a
+    constructor of its own its class, attributes and methods stay: the batches are those that
+    Accelerate makes of the same subclass of torch's loader, but for methods, which that one
+    loses."""
+    got, want = [], []
+    for seen, kind, base in (
+        (got, prepares.Accelerator, DataLoader),
+        (want, accelerate.Accelerator, torch_data.DataLoader),
+    ):
+        torch.manual_seed(5)
+        plain = base(DATA, batch_size=3, shuffle=True, num_workers=0)
+        for each in (plain, *subclasses(base)):
+            prepared = kind(cpu=True).prepare(each)
+            seen.append([batch.tolist() for _ in range(2) for batch in prepared])
+            if seen is got:
+                assert type(prepared.base_dataloader) is type(each)
+                assert vars(each).get("factor") == vars(prepared.base_dataloader).get("factor")
+                assert prepared.report().stats.stages[0].name == "fetch"
+    want[2] = [[2 * value for value in batch] for batch in want[2]]
+    assert got == want
 
 
 DRAWN = Made(lambda n: {"x": torch.tensor([n, torch.rand(()).item()]), "labels": float(n)}, 24)
 PLACES = Made(lambda _: {"x": torch.zeros(2), "labels": float(os.getpid())}, 24)
 """Samples that draw, so that seeding shows; and some labelled with the process that made them."""
+
+
+PERSISTENT = {"dataloader_persistent_workers": True}
 
 
 class Model(torch.nn.Module):
@@ -171,33 +164,26 @@ def labels_of(trainer, call):
 
 
 @pytest.mark.parametrize(
-    ("persistent_workers", "is_option_of_ours"), [(True, True), (True, False), (False, False)]
+    ("given", "of_ours"), [({}, {"persistent_workers": True}), (PERSISTENT, {}), ({}, {})]
 )
-def test_trainer_evaluates_with_the_same_workers(
-    tmp_path, hugging_face, persistent_workers, is_option_of_ours
-):
+def test_trainer_evaluates_with_the_same_workers(tmp_path, hugging_face, given, of_ours):
     """From one evaluation to the next, and from one prediction to the next."""
 
     class Ours(hugging_face.Trainer):
-        loader_options: ClassVar = (
-            {"persistent_workers": persistent_workers} if is_option_of_ours else {}
-        )
+        loader_options: ClassVar = of_ours
 
-    given = {} if is_option_of_ours else {"dataloader_persistent_workers": persistent_workers}
     trainer = trainer_of(Ours, tmp_path, **given)
     for call in (trainer.evaluate, lambda: trainer.predict(trainer.eval_dataset)):
         first, second = (labels_of(trainer, call) for _ in range(2))
         assert len(first) == len(second) == 1
         assert os.getpid() not in first
-        assert (first == second) is persistent_workers
+        assert (first == second) is bool(given or of_ours)
 
 
 def test_trainer_evaluates_with_the_same_workers_while_it_trains(tmp_path, hugging_face):
     """After every epoch; they are those of a call by itself."""
-    options = {"num_train_epochs": 3, "eval_strategy": "epoch"}
-    trainer = trainer_of(
-        hugging_face.Trainer, tmp_path, dataloader_persistent_workers=True, **options
-    )
+    options = {"num_train_epochs": 3, "eval_strategy": "epoch", **PERSISTENT}
+    trainer = trainer_of(hugging_face.Trainer, tmp_path, **options)
     seen = labels_of(trainer, trainer.train) - {float(label) for label in range(24)}
     assert len(seen) == 1
     assert labels_of(trainer, trainer.evaluate) == seen
@@ -205,7 +191,7 @@ def test_trainer_evaluates_with_the_same_workers_while_it_trains(tmp_path, huggi
 
 def test_trainer_evaluates_the_dataset_that_it_is_given(tmp_path, hugging_face):
     """However warm the workers of another one are; those of the first name stay."""
-    trainer = trainer_of(hugging_face.Trainer, tmp_path, dataloader_persistent_workers=True)
+    trainer = trainer_of(hugging_face.Trainer, tmp_path, **PERSISTENT)
     trainer.eval_dataset = {"here": PLACES, "numbers": DRAWN}
     numbers = {float(label) for label in range(24)}
     first = labels_of(trainer, lambda: trainer.evaluate(trainer.eval_dataset["here"]))
@@ -221,11 +207,10 @@ def test_trainer_evaluates_the_dataset_that_it_is_given(tmp_path, hugging_face):
 
 def test_trainer_makes_another_loader_where_its_batch_is_another(tmp_path, hugging_face):
     """And where its ``data_collator`` is."""
-    trainer = trainer_of(hugging_face.Trainer, tmp_path, dataloader_persistent_workers=True)
+    trainer = trainer_of(hugging_face.Trainer, tmp_path, **PERSISTENT)
     first = trainer.get_eval_dataloader()
     assert trainer.get_eval_dataloader() is first
     trainer.args.per_device_eval_batch_size = 3
-    second = trainer.get_eval_dataloader()
-    assert [len(batch["labels"]) for batch in second] == [3] * 8
+    assert [len(batch["labels"]) for batch in trainer.get_eval_dataloader()] == [3] * 8
     trainer.data_collator = lambda samples: len(samples)
     assert list(trainer.get_eval_dataloader()) == [3] * 8

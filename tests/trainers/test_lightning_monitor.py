@@ -404,8 +404,9 @@ trainer(folder, monitor, **options).fit(Unlike())
 def test_ranks_are_compared_when_asked(tmp_path):
     """Two real processes, of which one measures a loader alone: each gathers one figure a loader,
     those that were measured are compared, and each rank has a file."""
-    paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = _warm.run(["-c", ONE_RANK_MEASURES, str(tmp_path)], env={**os.environ, **paths})
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = ["-c", ONE_RANK_MEASURES, str(tmp_path)]
+    done = _warm.run(command, env=environment, preload=["lightning"])
     assert done.returncode == 0, done.stderr
     seen = [row for row in rows(tmp_path) if "data/b/wait_ratio_mean" in row]
     assert [int(row["step"]) for row in seen] == [0, 1]

@@ -58,8 +58,8 @@ def run_train_py(num_workers):
     trained, validated = [], []
     for epoch in range(2):
         train_sampler.set_epoch(epoch)
-        trained += [(images.sum().item(), targets.tolist()) for images, targets in train_loader]
-        validated += [(images.sum().item(), targets.tolist()) for images, targets in val_loader]
+        for seen, loader in ((trained, train_loader), (validated, val_loader)):
+            seen += [(images.sum().item(), targets.tolist()) for images, targets in loader]
     return trained, validated, train_loader
 
 
@@ -74,7 +74,7 @@ def test_torchvisions_script_gets_our_loaders(changed):
     assert validated[:4] == validated[4:]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def timm_data():
     """timm's loaders."""
     return pytest.importorskip("timm.data", reason="timm is not installed")
@@ -83,14 +83,8 @@ def timm_data():
 def by_timm(timm_data, num_workers, **options):
     """What ``create_loader`` makes of the same pictures."""
     dataset = datasets.FakeData(NUM_SAMPLES, (3, 40, 40), NUM_CLASSES)
-    return timm_data.create_loader(
-        dataset,
-        input_size=(3, 32, 32),
-        batch_size=4,
-        num_workers=num_workers,
-        device=torch.device("cpu"),
-        **options,
-    )
+    options |= {"input_size": (3, 32, 32), "batch_size": 4, "device": torch.device("cpu")}
+    return timm_data.create_loader(dataset, num_workers=num_workers, **options)
 
 
 @pytest.mark.parametrize("use_prefetcher", [False, True])
