@@ -225,15 +225,10 @@ def test_items_of_any_source_are_passed_on(source, op, expected):
 
 
 def build():
-    return (
-        PipelineBuilder()
-        .add_source([1, 2, 3])
-        .pipe(functools.partial(add, 1), concurrency=4, output_order="input", name="add one")
-        .pipe(spread, max_failures=Fraction(1, 5), buffer_size=7)
-        .aggregate(2, drop_last=True)
-        .disaggregate()
-        .add_sink(5)
-    )
+    builder, options = PipelineBuilder(), {"concurrency": 4, "output_order": "input"}
+    builder.add_source([1, 2, 3]).pipe(functools.partial(add, 1), name="add one", **options)
+    builder.pipe(spread, max_failures=Fraction(1, 5), buffer_size=7)
+    return builder.aggregate(2, drop_last=True).disaggregate().add_sink(5)
 
 
 def test_definition_prints_one_line_a_stage():
