@@ -47,18 +47,13 @@ def large(value):
     return torch.full((LARGE,), float(value))
 
 
-def place_of_a_stage(backends):
-    """Where ``transfer_tensor`` sends in a pipeline that this thread starts."""
-    builder = PipelineBuilder().add_source(range(3)).pipe(large).pipe(transfer_tensor)
-    assert [int(item[0]) for item in builder.add_sink().build()] == [0, 1, 2]
-    return backends[-1].place.index
-
-
 def test_stage_sends_to_the_device_of_who_starts_the_pipeline(backends, monkeypatch):
     """Not to the one that is current on every new thread."""
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     machine().set_device_index(2)
-    assert place_of_a_stage(backends) == 2
+    builder = PipelineBuilder().add_source(range(3)).pipe(large).pipe(transfer_tensor)
+    assert [int(item[0]) for item in builder.add_sink().build()] == [0, 1, 2]
+    assert backends[-1].place.index == 2
     assert machine().used == {2}
 
 
@@ -155,14 +150,6 @@ def test_cuda_is_not_asked_for_when_batches_stay_on_the_host(load, no_questions)
     assert len(list(load(Images(8), 4, num_workers=1))) == 2
 
 
-def test_error_says_why_a_forked_process_has_no_cuda(monkeypatch):
-    """There is a GPU, and advice to leave it out would be wrong."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
-    with pytest.raises(RuntimeError, match=r"'cuda:1' cannot be .* forked .* \"spawn\" or \"forks"):
-        transfer_tensor(large(1), "cuda:1")
-
-
 def test_memory_is_used_when_its_pages_cannot_be_locked(backends):
     """And the error is forgotten: torch would raise it for the next kernel of the same thread."""
     transfer, device = Transfer("cuda"), machine()
@@ -232,43 +219,43 @@ def test_cuda_config_is_called_as_spdls():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    ("call", "error", "message"),
     [
-        ((0, 2, (max, min)), UnsupportedOptionError, "allocator must be None or"),
-        (("0",), TypeError, "device_index must be an int, got '0'"),
-        ((-1,), ValueError, "device_index must be >= 0, got -1"),
+        (
+            lambda: cuda_config(0, 2, (max, min)),
+            *(UnsupportedOptionError, "allocator must be None or"),
+        ),
+        (lambda: cuda_config("0"), TypeError, "device_index must be an int, got '0'"),
+        (lambda: cuda_config(-1), ValueError, "device_index must be >= 0, got -1"),
+        (lambda: Transfer("mps"), UnsupportedOptionError, "Transfer: device must be .* got 'mps'"),
     ],
 )
-def test_cuda_config_is_refused_when_it_cannot_be_honoured(arguments, error, message):
+def test_what_cannot_be_honoured_is_refused(call, error, message):
     """Before anything is loaded."""
     with pytest.raises(error, match=message):
-        cuda_config(*arguments)
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: Transfer("cuda"),
-        lambda: transfer_tensor(torch.ones(1), "cuda:0"),
-        lambda: transfer_tensor(torch.ones(1)),
-        lambda: transfer_buffer(np.ones(1), device_config=cuda_config(0)),
-    ],
-)
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_error_says_so_when_there_is_no_cuda(call):
-    """And what to do instead."""
-    with pytest.raises(RuntimeError, match="needs CUDA, and torch finds none here"):
         call()
 
 
-def test_error_says_so_when_the_device_does_not_exist(monkeypatch):
-    """With how many there are; and where it is not CUDA's."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(RuntimeError, match=r"'cuda:2' does not exist: torch sees 2 CUDA"):
-        transfer_tensor(torch.ones(1), "cuda:2")
-    with pytest.raises(UnsupportedOptionError, match=r"Transfer: device must be .* got 'mps'"):
-        Transfer("mps")
+@pytest.mark.parametrize(
+    ("torchs", "message"),
+    [
+        ({"is_available": False}, "'cuda:1' needs CUDA, and torch finds none here"),
+        # There is a GPU, and advice to leave it out would be wrong.
+        ({"_is_in_bad_fork": True}, '\'cuda:1\' cannot be .* forked .* "spawn" or "forkserver"'),
+        ({"is_available": True, "device_count": 1}, "'cuda:1' does not exist: torch sees 1 CUDA"),
+    ],
+)
+def test_error_says_why_there_is_no_such_device(monkeypatch, torchs, message):
+    """And what to do instead."""
+    for name, answer in torchs.items():
+        monkeypatch.setattr(torch.cuda, name, lambda answer=answer: answer)
+    for call in (
+        lambda: Transfer("cuda:1"),
+        lambda: transfer_tensor(torch.ones(1), "cuda:1"),
+        lambda: transfer_buffer(np.ones(1), device_config=cuda_config(1)),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            call()
 
 
 @pytest.mark.parametrize("makes_streams", [True, False], ids=["CUDA", "ROCm"])
