@@ -3,8 +3,6 @@
 import io
 import pickle
 import shutil
-import subprocess
-import sys
 
 import _spdl_calls
 import numpy as np
@@ -228,22 +226,3 @@ def test_array_is_shared_with_numpy():
     assert np.array_equal(to_numpy(torch.ones(2, requires_grad=True)), [1, 1])
     assert isinstance(array, spdl_torch.spdl.io.ArrayInterface)
     assert isinstance(tensor, spdl_torch.spdl.io.CPUBuffer)
-
-
-def test_first_batch_of_a_process_does_not_import_torchvision(files):
-    """Which takes ten times as long as the batch, in every worker anew; its codecs are there."""
-    program = (
-        "import sys; from spdl_torch.spdl.io import load_image_batch; "
-        "from spdl_torch.io import image_codec; "
-        "from spdl_torch.io._image.kernel import has_codec, is_compiled; "
-        f"batch = load_image_batch([{str(files / 'colours.jpg')!r}], width=30, height=20); "
-        "image_codec(); assert has_codec() and is_compiled(); "
-        "found = sorted({'torchvision', 'av', 'torch._dynamo'} & set(sys.modules)); "
-        "print(found, batch.sum().item()); "
-        "import torchvision.io; print(torchvision.io.read_file is not None)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=50
-    )
-    expected = load_image_batch([files / "colours.jpg"], width=30, height=20).sum().item()
-    assert (done.returncode, done.stdout) == (0, f"[] {expected}\nTrue\n"), done.stderr

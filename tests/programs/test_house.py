@@ -160,7 +160,18 @@ LIGHT = (
     "import spdl_torch.spdl.dataloader, spdl_torch.spdl.io.utils",
     *("import spdl_torch.spdl.pipeline.defs", "import spdl_torch.__main__"),
 )
+FIRST_BATCH = """
+import io, PIL.Image
+from spdl_torch.io import image_codec, load_image_batch
+from spdl_torch.io._image.kernel import has_codec, is_compiled
+PIL.Image.new("RGB", (96, 80)).save(file := io.BytesIO(), "jpeg")
+assert load_image_batch([file.getvalue()], width=30, height=20).shape == (1, 20, 30, 3)
+image_codec()
+assert has_codec() and is_compiled()
+assert not {"torchvision", "torch._dynamo"} & sys.modules.keys(), "ten times as long as the batch"
+"""
 WITH_TORCH = (
+    FIRST_BATCH,
     "import torchvision",
     "import spdl_torch.io",
     "from spdl_torch import DataLoader, ImageFolder",
@@ -174,7 +185,8 @@ LATER = ("lightning", "matplotlib", "av", "spdl_torch.spdl")
     ids=["light", "with torch"],
 )
 def test_import_loads_nothing_heavy(statements, unwanted):
-    """Importing is quick and quiet: no large package that is not needed, not a word printed."""
+    """Importing is quick and quiet: no large package that is not needed, not a word printed. Nor
+    does the first batch of pictures import torchvision, in every worker anew."""
     check = f"""
 import sys
 unwanted = {set(unwanted)}
