@@ -427,45 +427,32 @@ def folder(tmp_path):
     return str(tmp_path / "images")
 
 
-def crops():
-    """A recipe that runs a batch at a time."""
-    return transforms.Compose(
-        [
-            transforms.RandomResizedCrop(6, antialias=True),
-            transforms.ToImage(),
-            transforms.ToDtype(torch.float32, scale=True),
-        ]
-    )
+TO_FLOAT = transforms.ToDtype(torch.float32, scale=True)
+CROPS = transforms.Compose([transforms.RandomResizedCrop(6), transforms.ToImage(), TO_FLOAT])
 
 
 @pytest.mark.parametrize(
-    ("place", "make_options"),
+    ("place", "options"),
     [
-        ("memory", lambda: {"transform": crops()}),
-        ("disk", lambda: {"transform": crops()}),
-        ("disk", lambda: {"transform": transforms.Resize((5, 5)), "loader": image_loader}),
-        ("disk", lambda: {"transform": lambda image: int(np.asarray(image).sum())}),
+        ("memory", {"transform": CROPS}),
+        ("disk", {"transform": CROPS}),
+        ("disk", {"transform": transforms.Resize((5, 5)), "loader": image_loader}),
+        ("disk", {"transform": lambda image: int(np.asarray(image).sum())}),
     ],
     ids=["memory", "disk", "loader", "pillow"],
 )
-def test_image_folder_reads_each_file_once(folder, place, make_options, tmp_path):
+def test_image_folder_reads_each_file_once(folder, place, options, tmp_path):
     """The same bits as without a cache; and, with a version, without the files."""
-    options = make_options()
     cache = place if place == "memory" else tmp_path / "cache"
-    plain = ImageFolder(folder, **options)
-    kept = ImageFolder(folder, cache=cache, version=1, **options)
-
-    def epoch(dataset):
-        return list(spdl_torch.DataLoader(dataset, batch_size=4, seed=1))
-
-    expected = epoch(plain)
-    assert all(map(is_same, expected, epoch(kept)))
+    plain, kept = (
+        spdl_torch.DataLoader(ImageFolder(folder, **options, **more), batch_size=4, seed=1)
+        for more in ({}, {"cache": cache, "version": 1})
+    )
+    assert path_of_difference(list(plain), list(kept)) is None
+    expected = list(plain)
     os.rename(folder, folder + "-gone")
-    second = epoch(kept)
-    kept_loader = spdl_torch.DataLoader(kept, batch_size=4, seed=1)
-    assert all(map(is_same, second, kept_loader))
-    assert len(second) == len(expected)
-    assert "holds 100% of the items" in shown(kept_loader.report())
+    assert path_of_difference(expected, list(kept)) is None
+    assert "holds 100% of the items" in shown(kept.report())
 
 
 @pytest.mark.parametrize("how", ["encoded", "decoded"])

@@ -77,24 +77,17 @@ class Later:
 
 @pytest.mark.parametrize("make_source", [list, Later], ids=["list", "async"])
 def test_items_come_again_when_it_is_iterated_again(make_source):
-    """Every pass runs the pipeline from its beginning; two at once do not meet."""
+    """Every pass runs the pipeline from its beginning; two at once do not meet. Of an iterator an
+    empty second epoch would be silent loss of data."""
     dataset = dataset_of(make_source(range(10)), double, batch=4)
     expected = [[0, 2, 4, 6], [8, 10, 12, 14], [16, 18]]
     with no_leak():
         assert list(dataset) == expected
-        assert list(zip(dataset, dataset, strict=True)) == list(
-            zip(expected, expected, strict=True)
-        )
-
-
-def test_iter_starts_nothing():
-    """Lightning calls iter() to look; no thread and no epoch may come of that."""
-    join_spdl_threads()  # of the tests before
-    source = Parts(range(3))
-    iterator = iter(dataset_of(source))
-    assert not spdl_threads()
-    assert source.epochs == []
-    del iterator
+        assert [*zip(dataset, dataset, strict=True)] == [*zip(expected, expected, strict=True)]
+    once = dataset_of(iter([1, 2]))
+    assert list(once) == [1, 2]
+    with pytest.raises(RuntimeError, match="list_iterator, can be iterated only once, and was"):
+        list(once)
 
 
 @pytest.mark.parametrize("end", ["drop", "close"])
@@ -136,18 +129,14 @@ def test_failure_is_logged_when_the_loop_does_not_ask_for_more(caplog):
     assert isinstance(record.exc_info[1], PipelineFailure)
 
 
-def test_source_that_is_an_iterator_is_refused_the_second_time():
-    """An empty second epoch would be silent loss of data."""
-    dataset = dataset_of(iter([1, 2]))
-    assert list(dataset) == [1, 2]
-    with pytest.raises(RuntimeError, match="list_iterator, can be iterated only once, and was"):
-        list(dataset)
-
-
 def test_epochs_are_counted_and_set_on_the_source():
-    """A pass is an epoch; ``set_epoch`` sets the next one."""
+    """A pass is an epoch; ``set_epoch`` sets the next one. No thread and no epoch comes of iter(),
+    which Lightning calls to look."""
+    join_spdl_threads()  # of the tests before
     source = Parts(range(3))
     dataset = dataset_of(source)
+    iter(dataset)
+    assert not spdl_threads()
     list(dataset), list(dataset)
     dataset.set_epoch(7)
     list(dataset), list(dataset)

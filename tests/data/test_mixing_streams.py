@@ -61,9 +61,13 @@ class Resuming(Plain):
     def set_epoch(self, epoch):
         self.epoch = epoch
 
-    def __iter__(self):
+    def first(self):
+        """The number that comes first."""
         is_resumed = self.starting is not None and self.starting["epoch"] == self.epoch
-        self.number = self.starting["number"] if is_resumed else 0
+        return self.starting["number"] if is_resumed else 0
+
+    def __iter__(self):
+        self.number = self.first()
         while self.number != self.length:
             self.number += 1
             yield self.name, self.number - 1
@@ -78,12 +82,9 @@ class Resuming(Plain):
 class Once(Resuming):
     """A place that it is given counts for its next iteration, whenever that begins."""
 
-    def __iter__(self):
-        self.number = 0 if self.starting is None else self.starting["number"]
-        self.starting = None
-        while self.number != self.length:
-            self.number += 1
-            yield self.name, self.number - 1
+    def first(self):
+        starting, self.starting = self.starting, None
+        return 0 if starting is None else starting["number"]
 
 
 def listed(name, length):

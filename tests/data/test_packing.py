@@ -332,8 +332,15 @@ def test_stream_on_several_workers_resumes_at_any_pack(rank):
 
 
 @pytest.mark.parametrize(("length", "workers"), [(4, 0), (10, 1)])
-def test_stream_that_ends_before_the_state_is_an_error(workers, length):
-    """Before the window where it goes on, or within that window."""
+def test_stream_that_cannot_be_resumed_is_an_error(workers, length):
+    """One that ends before the window where it goes on, or within that window; and on several
+    workers with other ranks, which are at different groups: better than doubled documents."""
+    stopped, resumed = stream_loader(2, 0, 2), stream_loader(1, 0, 2)
+    stopped.state_dict()
+    next(iter(stopped))
+    resumed.load_state_dict(stopped.state_dict())
+    with pytest.raises(ValueError, match=r"is of 2 ranks, this run has 1.*at most one worker"):
+        list(resumed)
 
     def loader_of(length):
         documents = as_source(lambda: iter([torch.ones(2)] * length))
@@ -345,17 +352,6 @@ def test_stream_that_ends_before_the_state_is_an_error(workers, length):
     *_, state = [stopped.state_dict() for _ in itertools.islice(stopped, 7)]
     resumed.load_state_dict(state)
     with pytest.raises(ValueError, match=r"load_state_dict: .* makes .* but it ended after"):
-        list(resumed)
-
-
-def test_stream_on_several_workers_is_not_resumed_with_other_ranks():
-    """They are at different groups; an error is better than doubled documents."""
-    stopped = stream_loader(2, 0, 2)
-    stopped.state_dict()
-    next(iter(stopped))
-    resumed = stream_loader(1, 0, 2)
-    resumed.load_state_dict(stopped.state_dict())
-    with pytest.raises(ValueError, match=r"is of 2 ranks, this run has 1.*at most one worker"):
         list(resumed)
 
 

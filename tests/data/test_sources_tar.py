@@ -33,10 +33,11 @@ def tarfile_reads(archive):
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-@given(st.lists(st.tuples(names, contents), max_size=6))
+@given(st.lists(st.tuples(names, contents | st.sampled_from("123456")), max_size=6))
 @example([("a" * 99 + "/" + "b" * 99, b"x"), ("é" * 60, b""), ("d/" * 140 + "e", b"y" * 512)])
 def test_files_are_those_of_the_standard_library(kind, files):
-    """Names and contents, in order, in the three formats that are written today."""
+    """Names and contents, in order, in the three formats that are written today; folders, links and
+    devices are no files."""
     try:
         archive = tar_of(files, kind)
     except (ValueError, UnicodeError):
@@ -55,14 +56,6 @@ def test_archive_is_decompressed_when_its_content_says_so(compress):
     packed = compress(archive)
     assert list(iter_tarfile(packed)) == tarfile_reads(archive)
     assert list(iter_tarfile(Pipe(packed))) == tarfile_reads(archive)
-
-
-def test_member_without_content_is_skipped():
-    """Folders, links and devices are not files; an archive of none is empty."""
-    files = [(f"no-{kind}", kind) for kind in "123456"]
-    archive = tar_of([("a", b"1"), *files, ("b", b"2")])
-    assert list(iter_tarfile(archive)) == [("a", b"1"), ("b", b"2")]
-    assert list(iter_tarfile(tar_of([]))) == []
 
 
 ARCHIVE = tar_of([("d/0001.jpg", b"a" * 700), ("d/0001.cls", b"7"), ("é" * 200, b"c" * 1024)])

@@ -48,6 +48,9 @@ REFRESH = x264(":intra-refresh=1", bf="0")
 REFRESH_B = x264(":intra-refresh=1")
 OPEN = x264(":open-gop=1")
 VP9 = {"g": "8", "deadline": "realtime"}
+H264 = "libx264", x264()
+FRAGMENTS = {"movflags": "frag_keyframe+empty_moov"}
+EACH_FRAME = {"movflags": "frag_every_frame+empty_moov+default_base_moof"}
 AV1 = {"g": "8", "preset": "12", "svtav1-params": "lp=1"}
 
 
@@ -71,7 +74,7 @@ KINDS = {
     "MPEG program stream, MPEG-2": of("mpeg", "mpeg2video", MPEG),
     "MPEG program stream, MPEG-1": of("mpeg", "mpeg1video", MPEG),
     "transport stream, MPEG-2": of("mpegts", "mpeg2video", MPEG),
-    "transport stream, H.264": of("mpegts", "libx264", x264()),
+    "transport stream, H.264": of("mpegts", *H264),
     "transport stream, H.264 open GOP": of("mpegts", "libx264", OPEN),
     "transport stream, H.264 intra-refresh": of("mpegts", "libx264", REFRESH, num_frames=40),
     "transport stream, H.264 intra-refresh, B-frames": of(
@@ -83,7 +86,7 @@ KINDS = {
     "AVI, MPEG-4 with B-frames": of("avi", "mpeg4", MPEG),
     "AVI, MPEG-4, all marked": of("avi", "mpeg4", {"g": "8"}, marks_all=True),
     "AVI, H.263, all marked": of("avi", "h263", {"g": "8"}, size=(176, 144), marks_all=True),
-    "AVI, H.264": of("avi", "libx264", x264()),
+    "AVI, H.264": of("avi", *H264),
     "AVI, MJPEG": of("avi", "mjpeg", pix_fmt="yuvj420p"),
     "AVI, raw with a palette that changes": of(
         "avi", "rawvideo", pix_fmt="pal8", rate=10, palette_changes=True
@@ -97,50 +100,39 @@ KINDS = {
     ),
     "MOV, QuickTime Animation, 8 bit": of("mov", "qtrle", {"g": "4"}, "gray"),
     "MOV, ProRes": of("mov", "prores_ks", pix_fmt="yuv422p10le"),
-    "MP4, H.264": of("mp4", "libx264", x264()),
+    "MP4, H.264": of("mp4", *H264),
     "MP4, H.264 open GOP": of("mp4", "libx264", OPEN),
     "MP4, H.264 B-pyramid": of("mp4", "libx264", x264(":b-pyramid=normal", bf="3")),
     "MP4, H.264 intra-refresh": of("mp4", "libx264", REFRESH, num_frames=40),
     "MP4, H.264 inexact recovery points": of(
         "mp4", "libx264", x264(bf="0", g="99"), recovery=(8, 16)
     ),
-    "MP4, H.264 rotated": of("mp4", "libx264", x264(), rotation=(90,)),
-    "MP4, H.264 mirrored": of("mp4", "libx264", x264(), rotation=(180, True)),
-    "MP4, H.264 odd size": of("mp4", "libx264", x264(), "yuv444p", size=(61, 47)),
-    "MP4, H.264 variable rate": of("mp4", "libx264", x264(), step=uneven),
-    "MP4, H.264 late start": of("mp4", "libx264", x264(), step=from_fifty),
-    "MP4, H.264 negative times": of("mp4", "libx264", x264(), step=from_minus_five),
-    "MP4, H.264 negative offsets": of(
-        "mp4", "libx264", x264(), muxer={"movflags": "negative_cts_offsets"}
-    ),
-    "MP4, H.264 without edit list": of("mp4", "libx264", x264(), muxer={"use_editlist": "0"}),
-    "MP4, H.264 edit list from the middle": of("mp4", "libx264", x264(), edit=(8, None)),
-    "MP4, H.264 edit list, both ends cut": of("mp4", "libx264", x264(), edit=(5, 600)),
-    "MP4, H.264 edit list, rotated": of("mp4", "libx264", x264(), rotation=(90,), edit=(5, 600)),
-    "MP4, H.264 fragments": of(
-        "mp4", "libx264", x264(), muxer={"movflags": "frag_keyframe+empty_moov"}
-    ),
-    "MP4, H.264 a fragment for each frame": of(
-        *("mp4", "libx264", x264()),
-        muxer={"movflags": "frag_every_frame+empty_moov+default_base_moof"},
-    ),
-    "MP4, H.264 fragments after samples": of(
-        "mp4", "libx264", x264(), muxer={"movflags": "frag_keyframe"}
-    ),
+    "MP4, H.264 rotated": of("mp4", *H264, rotation=(90,)),
+    "MP4, H.264 mirrored": of("mp4", *H264, rotation=(180, True)),
+    "MP4, H.264 odd size": of("mp4", *H264, "yuv444p", size=(61, 47)),
+    "MP4, H.264 variable rate": of("mp4", *H264, step=uneven),
+    "MP4, H.264 late start": of("mp4", *H264, step=from_fifty),
+    "MP4, H.264 negative times": of("mp4", *H264, step=from_minus_five),
+    "MP4, H.264 negative offsets": of("mp4", *H264, muxer={"movflags": "negative_cts_offsets"}),
+    "MP4, H.264 without edit list": of("mp4", *H264, muxer={"use_editlist": "0"}),
+    "MP4, H.264 edit list from the middle": of("mp4", *H264, edit=(8, None)),
+    "MP4, H.264 edit list, both ends cut": of("mp4", *H264, edit=(5, 600)),
+    "MP4, H.264 edit list, rotated": of("mp4", *H264, rotation=(90,), edit=(5, 600)),
+    "MP4, H.264 fragments": of("mp4", *H264, muxer=FRAGMENTS),
+    "MP4, H.264 a fragment for each frame": of("mp4", *H264, muxer=EACH_FRAME),
+    "MP4, H.264 fragments after samples": of("mp4", *H264, muxer={"movflags": "frag_keyframe"}),
     "MP4, HEVC": of("mp4", "libx265", x265()),
     "MP4, HEVC open GOP": of("mp4", "libx265", x265(":open-gop=1:bframes=3")),
     "MP4, HEVC temporal layers": of("mp4", "libx265", x265(":temporal-layers=3")),
     "MP4, HEVC temporal layers, deep": of("mp4", "libx265", x265(":temporal-layers=5")),
     "MP4, MPEG-4 with B-frames": of("mp4", "mpeg4", MPEG),
     "MP4, AV1": of("mp4", "libsvtav1", AV1, size=(64, 64)),
-    "Matroska, H.264 variable rate": of("matroska", "libx264", x264(), step=uneven),
+    "Matroska, H.264 variable rate": of("matroska", *H264, step=uneven),
     "Matroska, H.264 negative times": of(
-        *("matroska", "libx264", x264()),
-        step=from_minus_five,
-        muxer={"avoid_negative_ts": "disabled"},
+        "matroska", *H264, step=from_minus_five, muxer={"avoid_negative_ts": "disabled"}
     ),
-    "Matroska, H.264 a frame in 6 s": of("matroska", "libx264", x264(), step=six_seconds_each),
-    "Matroska, H.264 late start": of("matroska", "libx264", x264(), step=from_fifty),
+    "Matroska, H.264 a frame in 6 s": of("matroska", *H264, step=six_seconds_each),
+    "Matroska, H.264 late start": of("matroska", *H264, step=from_fifty),
     "Matroska, H.264 intra-refresh": of("matroska", "libx264", REFRESH, num_frames=40),
     "Matroska, H.264 equal times": of("matroska", "libx264", x264(bf="0"), same_time=(10, 11)),
     "Matroska, HEVC 10 bit": of("matroska", "libx265", x265(), "yuv420p10le"),
@@ -160,7 +152,7 @@ KINDS = {
     "WebM, AV1": of("webm", "libsvtav1", AV1, size=(64, 64)),
     "GIF": of("gif", "gif", pix_fmt="rgb8", rate=10),
     "APNG": of("apng", "apng", pix_fmt="rgb24", rate=10),
-    "FLV, H.264": of("flv", "libx264", x264()),
+    "FLV, H.264": of("flv", *H264),
     "FLV, Sorenson": of("flv", "flv", {"g": "8"}),
     "DV": of("dv", "dvvideo", size=(720, 576), num_frames=10),  # whose ticks seem to be its rate
     "ASF, WMV2": of("asf", "wmv2", {"g": "8"}),
@@ -168,7 +160,7 @@ KINDS = {
     "Ogg, VP8": of("ogg", "libvpx", VP9),
     "MXF, MPEG-2": of("mxf", "mpeg2video", MPEG),
     "IVF, VP9": of("ivf", "libvpx-vp9", VP9),
-    "raw H.264": of("h264", "libx264", x264()),
+    "raw H.264": of("h264", *H264),
     "raw HEVC": of("hevc", "libx265", x265()),
     "raw MPEG-2": of("mpeg2video", "mpeg2video", MPEG),
     "raw MPEG-4": of("m4v", "mpeg4", MPEG),

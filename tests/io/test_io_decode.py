@@ -1,24 +1,44 @@
-"""decode_image: every kind of file becomes what Pillow makes of it, or one DecodeError."""
+"""decode_image: every kind of file becomes what Pillow makes of it, or one DecodeError. And what
+programs written for Pillow and torchvision rely on: formats, ``info``, and their errors."""
 
 import io
 import pickle
 import re
 import struct
+import warnings
 
 import numpy as np
 import pytest
 import torch
 from _pictures import KINDS, encode, photograph, png, png16
-from PIL import Image, ImageOps
+from PIL import Image, ImageFile, ImageOps
+from torchvision import datasets, transforms
 
+from spdl_torch import ImageFolder
+from spdl_torch.data.sources import TarShards
 from spdl_torch.errors import DecodeError
-from spdl_torch.io import decode_image, load_image, load_image_batch
+from spdl_torch.io import (
+    decode_image,
+    image_loader,
+    load_clip,
+    load_image,
+    load_image_batch,
+    load_npy,
+)
 from spdl_torch.io._image import pillow as by_pillow
+from spdl_torch.io._retry import is_transient
 
 
 def pillow(content):
     with Image.open(io.BytesIO(content)) as image:
         return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
+
+
+def tagged(orientation=6):
+    """EXIF that turns the picture."""
+    tags = Image.Exif()
+    tags[0x0112] = orientation
+    return tags
 
 
 @pytest.mark.parametrize("strip_rows", [4, None])
@@ -61,9 +81,7 @@ def upright(content):
 @pytest.mark.parametrize("file_format", ["JPEG", "PNG", "WEBP", "TIFF"])
 def test_decode_image_turns_by_exif_only_when_asked(file_format, orientation):
     """The picture is as stored by default, and upright with apply_exif_orientation."""
-    exif = Image.Exif()
-    exif[0x112] = orientation
-    content = encode(photograph(), file_format, exif=exif)
+    content = encode(photograph(), file_format, exif=tagged(orientation))
     assert torch.equal(decode_image(content, apply_exif_orientation=True), upright(content))
     assert torch.equal(decode_image(content), pillow(content))
 
@@ -71,9 +89,7 @@ def test_decode_image_turns_by_exif_only_when_asked(file_format, orientation):
 @pytest.mark.parametrize("change", ["another segment before it", "damaged name"])
 def test_decode_image_turns_by_the_segment_that_has_exifs_name(change):
     """Whatever else there is of that kind, as Pillow does."""
-    exif = Image.Exif()
-    exif[0x112] = 6
-    content = encode(photograph(), "JPEG", exif=exif)
+    content = encode(photograph(), "JPEG", exif=tagged())
     if change == "damaged name":
         content = content.replace(b"Exif\0\0", b"exif\0\0", 1)
     else:
@@ -83,19 +99,6 @@ def test_decode_image_turns_by_the_segment_that_has_exifs_name(change):
     expected = upright(content)
     assert (expected.shape[1:] == (97, 61)) == (change != "damaged name")
     assert torch.equal(decode_image(content, apply_exif_orientation=True), expected)
-
-
-def test_decode_image_takes_every_kind_of_source(tmp_path):
-    """Path, str, bytes, bytearray, memoryview, tensor and file object give the same picture."""
-    content = KINDS["jpeg"]
-    path = tmp_path / "photo.png"  # the name lies, the content counts
-    path.write_bytes(content)
-    tensor = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-    sources = [path, str(path), bytearray(content), memoryview(content), tensor]
-    for source in [*sources, io.BytesIO(content)]:
-        assert torch.equal(decode_image(source), decode_image(content))
-    with path.open("rb") as file:
-        assert torch.equal(decode_image(file), decode_image(content))
 
 
 CUT = ["jpeg", "jpeg progressive", "jpeg CMYK", "png", "png palette", "webp", "gif", "bmp", "tiff"]
@@ -171,12 +174,175 @@ def test_a_webp_longer_than_it_says_is_what_pillow_makes_of_it(lossless):
     for place in range(20, len(good), 11):
         bad = good[:place] + bytes(range(place % 50)) + good[place:]
         try:
-            expected = Image.open(io.BytesIO(bad)).convert("RGB")
+            expected = pillow(bad)
         except Exception:
             with pytest.raises(DecodeError, match=r"^<bytes>: "):
                 decode_image(bad)
             refused += 1
         else:
-            found = decode_image(bad).permute(1, 2, 0)
-            assert np.array_equal(found, np.asarray(expected)), place
+            assert torch.equal(decode_image(bad), expected), place
     assert refused
+
+
+RNG = np.random.default_rng(0)
+PICTURE = Image.fromarray(np.kron(RNG.integers(0, 256, (4, 6, 3)), np.ones((8, 8, 1))).astype("u1"))
+
+
+FILES = {
+    "phone.jpg": encode(PICTURE, "JPEG", exif=tagged(), dpi=(72, 72), icc_profile=b"profile"),
+    "plain.jpg": encode(PICTURE, "JPEG", comment="words", progressive=True),
+    "gray.jpg": encode(PICTURE.convert("L"), "JPEG", exif=tagged()),
+    "inks.jpg": encode(PICTURE.convert("CMYK"), "JPEG"),
+    "turned.png": encode(PICTURE, "PNG", exif=tagged(), dpi=(100, 100), icc_profile=b"profile"),
+    "clear.png": encode(PICTURE.convert("L"), "PNG", transparency=7),
+    "palette.png": encode(PICTURE.quantize(16), "PNG", transparency=3),
+    "turned.webp": encode(PICTURE, "WEBP", exif=tagged(), icc_profile=b"profile"),
+    "palette.gif": encode(PICTURE.quantize(16), "GIF", transparency=3, comment=b"words"),
+    "turned.tif": encode(PICTURE, "TIFF", exif=tagged(), dpi=(72, 72)),
+    "plain.bmp": encode(PICTURE, "BMP"),
+    **{f"{kind}.jpg": encode(PICTURE, kind) for kind in ("TGA", "PCX", "SGI", "DDS", "QOI")},
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """A folder of all of them."""
+    folder = tmp_path_factory.mktemp("images")
+    (folder / "a").mkdir()
+    for name, content in FILES.items():
+        (folder / "a" / name).write_bytes(content)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [],
+        [transforms.Resize((24, 24))],
+        [transforms.Resize(24), transforms.CenterCrop(20)],
+        [ImageOps.exif_transpose],
+    ],
+)
+@pytest.mark.parametrize("cache", [None, "memory"])
+def test_transforms_get_the_images_of_torchvision(root, steps, cache):
+    """Mode, size and info, alone and behind what runs on a whole batch; also upright, by Pillow's
+    own function, as photographs of phones have to be turned."""
+    steps = transforms.Compose([*steps, lambda image: image]) if steps else None
+    ours = ImageFolder(root, steps, cache=cache)
+    batch = ours.__getitems__(range(len(ours)))
+    for k, (expected, _) in enumerate(datasets.ImageFolder(root, steps)):
+        for image in (ours[k][0], batch[k][0]):
+            assert (image.mode, image.size) == (expected.mode, expected.size)
+            assert image.info == expected.info, ours.samples[k][0]
+            assert image.getexif() == expected.getexif()
+            difference = np.asarray(image).astype(int) - np.asarray(expected)
+            assert abs(difference).max() <= 1, ours.samples[k][0]
+
+
+def test_formats_of_plugins_are_decoded(monkeypatch):
+    """As soon as the program has registered them."""
+
+    class Plugin(ImageFile.ImageFile):
+        format, format_description = "SOMEHEIF", "a format of the program's own"
+
+        def _open(self):
+            self._mode, self._size = "RGB", (4, 4)
+            self.tile = [("raw", (0, 0, 4, 4), 8, ("RGB", 0, 1))]
+
+    content = b"SOMEHEIF" + bytes(range(48))
+    with pytest.raises(DecodeError, match="<bytes>: not an image: it starts with b'SOMEHEIF'"):
+        decode_image(content)
+    for name in ("OPEN", "ID"):
+        monkeypatch.setattr(Image, name, getattr(Image, name).copy())
+    Image.register_open("SOMEHEIF", Plugin, lambda head: head[:8] == b"SOMEHEIF")
+    expected = torch.arange(48, dtype=torch.uint8).view(4, 4, 3).permute(2, 0, 1)
+    assert torch.equal(decode_image(content), expected)
+
+
+def test_decode_errors_are_what_pillow_and_spdl_raise(tmp_path):
+    """OSError for programs that leave out what Pillow cannot read; ValueError as before."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "cut.jpg").write_bytes(FILES["phone.jpg"][:-200])
+    (tmp_path / "a" / "page.jpg").write_bytes(b"<html>404</html>")
+    folder = ImageFolder(tmp_path, transforms.PILToTensor())
+    for load in (
+        lambda: folder[0],
+        lambda: folder[1],
+        lambda: load_clip(b"no video", lambda info: [0.0]),
+        lambda: list(TarShards(str(tmp_path / "a" / "page.jpg"), index=False)),
+        lambda: load_npy(b"no array"),
+    ):
+        for kind in (OSError, ValueError):
+            with pytest.raises(kind, match=r"page\.jpg|cut\.jpg|<bytes>") as caught:
+                load()
+            assert isinstance(caught.value, DecodeError)
+            assert not is_transient(caught.value)
+            assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_cut_files_are_read_as_pillow_is_told_to(monkeypatch):
+    """However few bytes are left of a large picture."""
+    noise = Image.fromarray(RNG.integers(0, 256, (512, 512, 3), dtype="u1"))
+    for content in (encode(noise, "JPEG")[:900], encode(noise, "PNG")[:300]):
+        with pytest.raises(DecodeError, match="<bytes>: "):
+            decode_image(content)
+        monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+        expected = pillow(content)
+        assert torch.equal(decode_image(content), expected)
+        (one,) = load_image_batch([content], width=512, height=512)
+        assert torch.equal(one.permute(2, 0, 1), expected)
+        monkeypatch.undo()
+
+
+@pytest.mark.parametrize("name", ["plain.jpg", "turned.webp", "turned.png"])
+def test_a_warning_of_many_pixels_is_pillows(monkeypatch, name):
+    """Given once for every picture that has them, and an error for programs that make it one; these
+    may ask for the good ones alone."""
+    small = encode(Image.new("RGB", (4, 4), "red"), "JPEG")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", PICTURE.width * PICTURE.height - 1)
+    for load in (
+        decode_image,
+        lambda content: load_image_batch([content], width=8, height=8),
+        lambda content: load_image(content, 8, 8, scaled=True),
+    ):
+        with pytest.warns(Image.DecompressionBombWarning, match="1536 pixels") as seen:
+            load(FILES[name])
+        assert len(seen) == 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with pytest.raises(Image.DecompressionBombWarning, match=r"^<bytes>: .*1536 pixels"):
+                load(FILES[name])
+            files = [FILES[name], small]
+            assert len(load_image_batch(files, width=8, height=8, strict=False)) == 1
+            with pytest.raises(DecodeError, match=r"none of the 1 images .*1536 pixels"):
+                load_image_batch(files[:1], width=8, height=8, strict=False)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("JPEG", "phone.jpg"), ("WEBP", "turned.webp")])
+def test_a_plugin_that_replaces_pillows_own_is_asked(monkeypatch, root, kind, name):
+    """Wherever a picture is decoded, alone and in batches."""
+    Image.init()
+    own, accept = Image.OPEN[kind]
+    path, inverted = root / "a" / name, 255 - pillow(FILES[name])
+    inverting = lambda file, name: ImageOps.invert(own(file, name).convert("RGB"))  # noqa: E731
+    monkeypatch.setitem(Image.OPEN, kind, (inverting, accept))
+    assert torch.equal(decode_image(path), inverted)
+    assert torch.equal(image_loader(path, at_least=(8, 8)), inverted)
+    (one,) = load_image_batch([path], width=PICTURE.width, height=PICTURE.height)
+    assert torch.equal(one.permute(2, 0, 1), inverted)
+    folder = ImageFolder(root, np.asarray)
+    place = [path for path, _ in folder.samples].index(str(path))
+    assert np.array_equal(folder[place][0], inverted.permute(1, 2, 0))
+
+
+def test_arrays_follow_each_other_in_a_file():
+    """As numpy leaves the position after the array."""
+    file = io.BytesIO()
+    arrays = [np.arange(3), np.zeros((2, 0)), np.arange(4.0)]
+    for array in arrays:
+        np.save(file, array)
+    file.write(b"the rest")
+    file.seek(0)
+    for array in arrays:
+        assert np.array_equal(load_npy(file), array)
+    assert file.read() == b"the rest"

@@ -80,23 +80,19 @@ def open_url(url):
 
 
 @pytest.mark.parametrize("use", [read_url, open_url, glob_url, Files, Reader()])
-def test_protocol_is_named_when_nobody_knows_it(use):
-    """With some that are known."""
+def test_protocol_is_named_when_nobody_knows_it_or_needs_a_package(use, monkeypatch):
+    """With some that are known, or with what to install; that error stays an ImportError."""
     with pytest.raises(ValueError, match=r"nope://a: unknown protocol. Expected one .* s3://"):
         use("nope://a")
-
-
-def test_package_is_named_when_a_protocol_needs_it(monkeypatch):
-    """The error stays an ImportError and says what to install."""
     entry = {"class": "no_such_package.System", "err": "Install it to access Nowhere"}
     monkeypatch.setitem(known_implementations, "nowhere", entry)
     message = "nowhere://a: a package is missing: Install it .*Run: pip install no_such_package"
     with pytest.raises(ImportError, match=message) as caught:
-        Reader()("nowhere://a")
+        use("nowhere://a")
     assert caught.value.name == "no_such_package"
 
 
-def test_read_is_repeated_when_the_error_may_pass():
+def test_read_is_repeated_when_the_error_may_pass(monkeypatch):
     """Up to `retries` times, and counted; then the last error is raised as itself, with a note that
     has the number of attempts. Each read has all its attempts."""
     Flaky.errors = [TimeoutError("slow"), ConnectionResetError("gone"), OSError(errno.EIO, "disk")]
@@ -111,6 +107,12 @@ def test_read_is_repeated_when_the_error_may_pass():
         assert caught.value is last
         assert caught.value.__notes__ == ["reading 'flaky://a.bin' failed after 4 attempts"]
         assert reader.num_retries == 3 * number
+    # Nor once they have taken five minutes: what a file system repeats by itself takes long.
+    monkeypatch.setattr("spdl_torch.io._retry._MOST_SECONDS", -100)
+    Flaky.errors, Flaky.attempts = [OSError("slow")] * 3, 0
+    with pytest.raises(OSError, match="slow") as caught:
+        reader("flaky://a.bin")
+    assert Flaky.attempts == 1
 
 
 @pytest.mark.parametrize(
@@ -130,16 +132,6 @@ def test_read_is_not_repeated_when_the_error_will_stay(error):
     assert caught.value is error
     assert error.__notes__[0].startswith("reading 'flaky://a.bin' failed after 1 attempt")
     assert ("credentials" in error.__notes__[0]) == isinstance(error, PermissionError)
-    assert Flaky.attempts == 1
-
-
-def test_read_is_not_repeated_when_its_attempts_have_taken_five_minutes(monkeypatch):
-    """However many are left: what a file system repeats by itself takes long."""
-    monkeypatch.setattr("spdl_torch.io._retry._MOST_SECONDS", -100)
-    Flaky.errors = [OSError("slow")] * 3
-    with pytest.raises(OSError, match="slow") as caught:
-        reader_of(retries=9)("flaky://a.bin")
-    assert caught.value.__notes__ == ["reading 'flaky://a.bin' failed after 1 attempt"]
     assert Flaky.attempts == 1
 
 

@@ -62,13 +62,26 @@ BROKEN = (
     ("raw MPEG-4", "cut at the front"),
     ("AVI, H.264", "cut at the end"),
 )
-ALL = [(kind, variant) for kind in KINDS for variant in VARIANTS]
+SHORT_FORM = [*((kind, "whole") for kind in SHORT), *BROKEN]
+LONG_FORM = [
+    pytest.param(kind, variant, marks=pytest.mark.long)
+    for kind in KINDS
+    for variant in VARIANTS
+    if (kind, variant) not in BY_CHANCE
+]
 
 
-@pytest.mark.parametrize("kind", SHORT)
-def test_frames_and_times_are_those_of_a_decode_of_all(kind):
-    """Whole, in windows, in clips, by index and by stride."""
-    Tally(kind).check(4)
+@pytest.mark.parametrize(("kind", "variant"), [*SHORT_FORM, *LONG_FORM])
+def test_frames_and_times_are_those_of_a_decode_of_all(request, kind, variant):
+    """Whole, in windows, in clips, by index and by stride; or an error that names a file which was
+    cut, or two one after the other. In long the whole table of the documentation, but for
+    Matroska's glued files (see below)."""
+    is_long = request.node.get_closest_marker("long")
+    if KINDS[kind].container in ("matroska", "webm") and variant == "two glued together":
+        return
+    assert is_long or decoded(kind, variant) is not None
+    if decoded(kind, variant) is not None:
+        Tally(kind, variant).check(40 if is_long else 4)
 
 
 @pytest.mark.parametrize("kind", SHORT)
@@ -115,23 +128,6 @@ def test_a_moment_that_a_cut_file_no_longer_has_is_refused(kind):
     with pytest.raises(DecodeError, match=r"^<bytes>: no frame at .* cut off, and states 0\.96 s"):
         load_clip(content, uniform_frames(12))
     assert torch.equal(load_clip(content, lambda _: [0.1]).frames[0], whole.frames[2])
-
-
-@pytest.mark.parametrize(("kind", "variant"), BROKEN)
-def test_broken_files_give_those_frames_or_an_error_that_names_them(kind, variant):
-    """Cut anywhere, or two files one after the other."""
-    assert decoded(kind, variant) is not None
-    Tally(kind, variant).check(3)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("kind", "variant"), ALL)
-def test_all_files_give_the_frames_of_a_decode_of_all(kind, variant):
-    """The whole table of the documentation, but for Matroska's glued files (see below)."""
-    if KINDS[kind].container in ("matroska", "webm") and variant == "two glued together":
-        return
-    if (kind, variant) not in BY_CHANCE and decoded(kind, variant) is not None:
-        Tally(kind, variant).check(40)
 
 
 def without_references_in_layers(content):
@@ -266,13 +262,6 @@ def test_videos_of_other_encoders_have_the_frames_of_a_plain_decode(path):
     check_against_plain(path.read_bytes())
 
 
-@pytest.mark.parametrize("codec", ["libx264", "mpeg4"])
-def test_matroska_without_marks_of_keyframes_gives_the_frames_of_a_decode_of_all(codec):
-    """FFmpeg does not find the way back to the first packet then."""
-    content = remuxed(write_video(Kind("matroska", codec, {"g": "8"})), "matroska", keys=False)
-    check_against_plain(content)
-
-
 @pytest.mark.parametrize("container", ["mp4", "matroska"])
 def test_moments_before_the_first_keyframe_give_the_first_frame(container):
     """Of a file that begins within a group of pictures; windows from there on have their frames."""
@@ -287,13 +276,18 @@ def test_moments_before_the_first_keyframe_give_the_first_frame(container):
 
 
 @pytest.mark.parametrize(
-    ("container", "codec"), [("avi", "h263"), ("avi", "h263p"), ("flv", "flv"), ("mp4", "ffv1")]
+    ("first", "codec", "container", "keys"),
+    [
+        *(("matroska", codec, "matroska", False) for codec in ("libx264", "mpeg4")),
+        *(("avi", codec, "avi", True) for codec in ("h263", "h263p")),
+        *(("flv", "flv", "flv", True), ("matroska", "ffv1", "mp4", True)),
+    ],
 )
-def test_packets_that_are_all_marked_as_keyframes_are_looked_at(container, codec):
-    """As AVI does with H.263: decoding begins at those whose header says so."""
-    first = {"h263": "avi", "h263p": "avi", "flv": "flv", "ffv1": "matroska"}[codec]
+def test_wrong_marks_of_keyframes_do_no_harm(first, codec, container, keys):
+    """All packets are marked, as AVI does with H.263: decoding begins at those whose header says
+    so. Or none: FFmpeg does not find the way back to Matroska's first packet then."""
     video = write_video(Kind(first, codec, {"g": "8"}, size=(176, 144)))
-    check_against_plain(remuxed(video, container, keys=True))
+    check_against_plain(remuxed(video, container, keys=keys))
 
 
 def test_packets_of_a_window_are_read_again_where_they_do_not_suffice_but_not_after_a_pickle():

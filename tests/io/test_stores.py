@@ -498,21 +498,20 @@ def test_parquet_of_hugging_faces_hub_is_found_shuffled_and_kept(tmp_path, monke
             Parquet(files, storage_options=options)
 
 
-def test_shard_is_downloaded_once_by_all_processes_of_a_machine(place, tmp_path):
+def test_shard_is_downloaded_once_by_all_processes_of_a_machine(bucket, tmp_path):
     """While one does so, the others wait; later passes and programs find the copy."""
-    place.put("a.tar", shard_of(300))
-    place.faults = ["cut"]
-    place.requests = []
+    bucket.put("a.tar", shard_of(300))
+    bucket.faults, bucket.requests = ["cut"], []
 
     def source():
-        return TarShards(place.url("a.tar"), storage_options=place.options, cache=tmp_path)
+        return TarShards(bucket.url("a.tar"), storage_options=bucket.options, cache=tmp_path)
 
     assert found_in_forks(*[lambda: numbers_of(source())] * 4) == [[*range(300)]] * 4
-    num_gets = place.num_gets
-    assert num_gets <= 2 + (place.faults == [])
+    num_gets = bucket.num_gets
+    assert num_gets <= 2 + (bucket.faults == [])
     again = source()
     assert numbers_of(again) == numbers_of(again) == [*range(300)]
-    assert place.num_gets == num_gets
+    assert bucket.num_gets == num_gets
 
 
 def test_copies_of_shards_have_a_limit(web, tmp_path):
@@ -719,30 +718,29 @@ def read_files(names, sent):
     sent.put([Reader()(name) for name in names])
 
 
-def test_files_of_urls_are_kept(place, tmp_path):
+def test_files_of_urls_are_kept(web, tmp_path):
     """Read once on the machine, by our readers and by others; names are as without a cache."""
-    contents = {f"{number}.npy": npy_of(number) for number in range(8)}
-    for name, content in contents.items():
-        place.put(name, content)
-    urls = [place.url(name) for name in contents]
-    options = {"storage_options": place.options, "cache": tmp_path}
-    source, other = Files(urls, **options, ahead=3), Files(urls, **options)
-    place.requests = []
+    contents = {web.url(f"{number}.npy"): npy_of(number) for number in range(8)}
+    for number, content in enumerate(contents.values()):
+        web.put(f"{number}.npy", content)
+    urls = [*contents]
+    source, other = Files(urls, cache=tmp_path, ahead=3), Files(urls, cache=tmp_path)
+    web.requests = []
     assert list(source) == list(source.shard(0, 1)) == list(other) == urls
     for shuffled in (source, source.shuffle(seed=3)):
         numbers = [int(load_npy(name)) for name in shuffled]
         assert numbers == [urls.index(name) for name in shuffled]
     with source[-6].open() as opened:
-        assert Reader()(source[2]) == opened.read() == contents["2.npy"]
+        assert Reader()(source[2]) == opened.read() == contents[urls[2]]
     until(lambda: not is_downloading())
-    num_gets = place.num_gets
+    num_gets = web.num_gets
     for context in map(multiprocessing.get_context, ("fork", "forkserver")):
         sent = context.SimpleQueue()
         program = context.Process(target=read_files, args=(list(source), sent))
         program.start()
         assert sent.get() == [*contents.values()]
         program.join()
-    assert place.num_gets == num_gets == len(urls)
+    assert web.num_gets == num_gets == len(urls)
     downloaded = [each.loading_counts()["shards/bytes"] for each in (source, other)]
     assert sum(downloaded) == sum(map(len, contents.values()))
 
