@@ -15,12 +15,21 @@ from _datasets import (
     Indices,
     Live,
     LiveIterators,
+    Made,
     MapData,
     Position,
     StatefulStream,
     StreamData,
 )
-from _loader_helpers import DataLoader, batches_of, epoch_of as events_of, frozen, resumed, stored
+from _loader_helpers import (
+    DataLoader,
+    as_list,
+    batches_of,
+    epoch_of as events_of,
+    frozen,
+    resumed,
+    stored,
+)
 from _seats import FORKED, NONE, ONE, THREADS, in_seats
 from hypothesis import given, settings, strategies as st
 from torch.utils.data import BatchSampler, DistributedSampler
@@ -210,6 +219,21 @@ def test_torchdata_resumes_at_the_same_batch(
     with warnings.catch_warnings(action="ignore"):
         expected = history(StatefulDataLoader)
     assert history(seat.loader) == expected
+
+
+class OddIndices(Position):
+    """Gives indices of kinds that JSON does not have."""
+
+    def __iter__(self):
+        return ((n, {"parts": (slice(n, None), [n])}) for n in super().__iter__())
+
+
+@none_or_threads
+def test_indices_that_were_drawn_come_again_as_they_are(seat):
+    """Those of a sampler that keeps its own state: a tuple that came back as a list would be
+    another index."""
+    data = Made(repr, 12)
+    assert_resume_exact(lambda: seat.loader(data, 2, sampler=OddIndices(12), collate_fn=as_list))
 
 
 @pytest.mark.parametrize("order", ["shuffle", "deck"])

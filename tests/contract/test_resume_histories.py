@@ -45,21 +45,6 @@ pytestmark = pytest.mark.timeout(600)  # 20 s here; room for a slow machine
 LENGTH = 23
 
 
-class OfTuples(Drawn):
-    """Takes tuples alone: one that comes back as a list is another index."""
-
-    def __getitem__(self, index):
-        assert type(index) is tuple
-        return super().__getitem__(index[0])
-
-
-class Tuples(Deck):
-    """A deck of tuples."""
-
-    def __iter__(self):
-        return ((index, "index") for index in super().__iter__())
-
-
 class Reusing(Position):
     """A batch sampler that keeps its own state and yields one list, changed in between."""
 
@@ -105,7 +90,6 @@ ORDERS = {
     "shuffle": lambda own: {"shuffle": True},
     "position": lambda own: {"sampler": Position(LENGTH)},
     "deck": lambda own: {"sampler": Deck(LENGTH)},
-    "tuples": lambda own: {"sampler": Tuples(LENGTH)},
     "replacement": lambda own: {
         "sampler": RandomSampler(range(LENGTH), replacement=True, num_samples=30, generator=own)
     },
@@ -166,8 +150,7 @@ class History(NamedTuple):
             del options["batch_size"]
             options.pop("drop_last", None)
         options["in_order"] = self.in_order if in_order is None else in_order
-        dataset = OfTuples if self.order == "tuples" else MAP_STYLE[self.kind]
-        return seat.loader(dataset(LENGTH), **options)
+        return seat.loader(MAP_STYLE[self.kind](LENGTH), **options)
 
 
 def num_parts(kind, seat):
