@@ -422,6 +422,67 @@ def test_exception_that_is_raised_again_and_again_keeps_one_note_of_where(seat, 
     assert frames == ({1} if seat.are_processes else {0})
 
 
+class Mute(Exception):
+    """Cannot say its text."""
+
+    def __str__(self):
+        raise TypeError("no text")
+
+
+class Noted(Exception):
+    """Has notes of its own, which are none."""
+
+    def __init__(self):
+        self.__notes__ = 5
+
+
+class Key:
+    """An index that does not like to be looked at."""
+
+    @property
+    def shape(self):
+        raise RuntimeError("no shape")
+
+    def __repr__(self):
+        raise RuntimeError("no text")
+
+
+class InBatches(Made):
+    """Whole batches in one call."""
+
+    def __getitems__(self, indices):
+        return self.make(indices)
+
+
+# Made anew by each test: an error that was raised keeps the frames of the loop that it met.
+ERRORS = {
+    "whose text raises": (Made, Mute, {"batch_size": 3}),
+    "with notes that are none": (Made, Noted, {"batch_size": 3}),
+    "of an index that cannot be shown": (Made, KeyError, {"batch_size": None, "sampler": [Key()]}),
+    "of a slice": (InBatches, KeyError, {"batch_sampler": [slice(0, 4)]}),
+}
+
+
+@in_seats(NONE, THREADS)
+@pytest.mark.parametrize("kind", ERRORS)
+def test_note_never_replaces_the_error(seat, kind):
+    """The user's own object arrives, as torch's loader without workers raises it."""
+    make, error, options = ERRORS[kind]
+    error = error()
+
+    def fail(_):
+        raise error
+
+    for each in (NONE.peer, seat.loader):
+        assert error_by(lambda each=each: next(iter(each(make(fail), **options)))) is error
+    if make is Made:
+        skipping = seat.loader(make(fail), **options, on_error="skip", error_budget=99)
+        assert list(skipping) == []
+        assert len(skipping.skipped) in (1, 12)
+    # Its frames hold the loaders, which later tests would find among the live ones.
+    error.with_traceback(None)
+
+
 class Slotted(Exception):
     """Its pickle gives an exception of the same text, with another code."""
 

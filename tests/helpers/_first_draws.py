@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _forks import found_in_fork
+from _forks import found_in_forks
 from _seats import FORKED, NONE, THREADS
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
@@ -115,10 +115,10 @@ def digest_of(kind: str, seat: str) -> str:
 def main() -> None:
     assert not can_see_draws()
     warnings.simplefilter("ignore")
-    found: dict[str, dict[str, str]] = {}
+    found = {}
     for kind in KINDS:
-        for seat in SEATS:
-            found.setdefault(kind, {})[seat] = found_in_fork(partial(digest_of, kind, seat))
+        digests = found_in_forks(*(partial(digest_of, kind, seat) for seat in SEATS))
+        found[kind] = dict(zip(SEATS, digests, strict=True))
     print(json.dumps(found))
 
 

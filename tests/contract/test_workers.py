@@ -1,7 +1,9 @@
-"""Datasets that met a defect of the loader once: they load, or say what is wrong, as torch's do."""
+"""Workers: how many there are, how long they stay, what is their own."""
 
-from __future__ import annotations
-
+import itertools
+import math
+import queue
+import re
 import threading
 from collections import namedtuple
 from dataclasses import dataclass
@@ -9,15 +11,21 @@ from itertools import islice
 from unittest import mock
 
 import pytest
-from _datasets import Indices, Made, MapData
+import torch
+from _datasets import BulkData, GatedData, Indices, Made, MapData
 from _gates import eager_switching
+from _inside import forget_iterator
 from _loader_helpers import (
     PATIENCE_SECONDS,
     DataLoader,
+    ModelLoader,
     ThreadLoader,
+    as_list,
     assert_threads_end,
     batches_of,
     epoch_of,
+    loader_threads,
+    run_script,
     torch_loader,
 )
 from torch.utils.data import (
@@ -26,10 +34,174 @@ from torch.utils.data import (
     IterableDataset,
     StackDataset,
     Subset,
+    default_collate,
     get_worker_info,
 )
 
 from spdl_torch.loader.backends import worker_thread as worker_module
+
+data8 = MapData(8)
+
+
+def test_persistent_workers_stay_until_their_iterator_is_dropped():
+    """One iterator: asked in mid-epoch it starts over, and what was under way is dropped. Lightning
+    shuts a loader down by ``_iterator = None``."""
+    loader = ThreadLoader(range(8), None, num_workers=2, persistent_workers=True, prefetch_factor=3)
+    batches = iter(loader)
+    assert iter(batches) is batches
+    threads = loader_threads()
+    assert len(threads) >= 2
+    assert [next(batches), next(batches)] == [0, 1]
+    assert iter(loader) is batches
+    assert list(batches) == list(loader) == list(range(8))
+    assert loader_threads() == threads
+    del batches
+    forget_iterator(loader)
+    assert_threads_end(threads)
+    assert len(list(loader)) == 8
+
+
+def test_threads_end_with_their_epoch():
+    """While its iterator is still kept; and those of one that nobody asked for a batch."""
+    kept = iter(ThreadLoader(data8, num_workers=2))
+    threads = loader_threads()
+    assert len(threads) >= 2
+    assert len(list(kept)) == 8
+    assert_threads_end(threads)
+    iter(ThreadLoader(data8, num_workers=2))
+    assert_threads_end()
+
+
+@pytest.mark.parametrize(("num_workers", "batch_size"), [(2, 1), (2, 20), (5, 1), (5, 20)])
+def test_as_many_samples_load_at_once_as_workers(num_workers, batch_size):
+    """And never more; one sample is one task: of a single batch, too."""
+    together, inside, counts = threading.Barrier(num_workers), set(), []
+
+    def meet(index):
+        inside.add(index)
+        counts.append(len(inside))
+        together.wait(PATIENCE_SECONDS)
+        inside.remove(index)
+        return index
+
+    loader = ThreadLoader(Made(meet, 20), batch_size, num_workers=num_workers, collate_fn=as_list)
+    assert list(itertools.chain(*loader)) == list(range(20))
+    assert max(counts) == num_workers
+
+
+def test_worker_info_is_none_in_the_main_thread_while_workers_run():
+    """A worker in the middle of a sample does not make the trainer a worker, and torch's own
+    processes have theirs beside ours. Without workers samples are made there."""
+    data = Made(lambda _: (threading.current_thread(), get_worker_info()), 2)
+    here = threading.current_thread(), None
+    assert list(DataLoader(data, collate_fn=as_list)) == [[here]] * 2
+    dataset = GatedData(2)
+    batches = iter(ThreadLoader(dataset, None, num_workers=1))
+    assert dataset.entered.wait(PATIENCE_SECONDS)
+    assert get_worker_info() is None
+    theirs = torch_loader(range(2), num_workers=2, collate_fn=lambda _: get_worker_info().id)
+    assert list(theirs) == [0, 1]
+    dataset.gate.set()
+    assert list(batches) == [0, 1]
+
+
+@pytest.mark.parametrize("dataset", [[1] * 4, MapData(4), BulkData(4)], ids=type)
+def test_batches_are_not_in_shared_memory(dataset):
+    """default_collate puts batches into /dev/shm when it believes to be in a process worker."""
+    for collate_fn in (None, lambda samples: default_collate(samples)):
+        for batch in ThreadLoader(dataset, num_workers=2, batch_size=2, collate_fn=collate_fn):
+            tensors = [batch] if isinstance(batch, torch.Tensor) else [batch["x"], batch["y"]]
+            assert not any(tensor.is_shared() for tensor in tensors)
+
+
+def test_intra_op_threads_are_the_trainers_own_setting():
+    """Workers take one thread each; the trainer keeps its own, a default or one it has set."""
+    done = run_script(
+        """
+        import torch
+
+        class Data(torch.utils.data.Dataset):
+            def __len__(self):
+                return 4
+
+            def __getitem__(self, index):
+                torch.rand(100, 100) @ torch.rand(100, 100)
+                return torch.get_num_threads()
+
+        def inside(isolation):
+            loader = DataLoader(Data(), num_workers=2, isolation=isolation)
+            return [batch.item() for batch in loader]
+
+        for isolation in ("thread", "process"):
+            print(inside(isolation), torch.get_num_threads())
+        torch.set_num_threads(3)
+        print(inside("thread"), torch.get_num_threads())
+        """,
+        OMP_NUM_THREADS="2",
+        MKL_NUM_THREADS="2",
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["[1, 1, 1, 1] 2"] * 2 + ["[1, 1, 1, 1] 3"]
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="memory can be pinned here")
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_pin_memory_warns_without_accelerator(num_workers):
+    """torch's warning, and the same batches."""
+    loader = DataLoader(data8, num_workers=num_workers, pin_memory=True)
+    with pytest.warns(UserWarning, match="no accelerator is found"):
+        batches = epoch_of(loader)
+    assert batches == epoch_of(torch_loader(data8))
+
+
+def one_iterator(base):
+    """Workers live for all epochs, of which one iterator has the batches. Its batch sampler without
+    end is set past the class, which refuses it after ``__init__``."""
+
+    class Loader(base):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            self.num_batches = len(self.batch_sampler)
+            without_end = itertools.chain.from_iterable(itertools.repeat(self.batch_sampler))
+            object.__setattr__(self, "batch_sampler", without_end)
+            self.iterator = super().__iter__()
+
+        def __iter__(self):
+            return itertools.islice(self.iterator, self.num_batches)
+
+    return Loader
+
+
+def in_background(base):
+    """Another thread iterates, two batches ahead of the loop."""
+
+    class Loader(base):
+        def __iter__(self):
+            taken = queue.Queue(2)
+
+            def run():
+                for item in super(Loader, self).__iter__():
+                    taken.put(item)
+                taken.put(None)
+
+            threading.Thread(target=run, daemon=True).start()
+            return iter(taken.get, None)
+
+    return Loader
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"persistent_workers": True}])
+@pytest.mark.parametrize("subclass", [one_iterator, in_background])
+def test_subclass_has_the_batches_of_torchs(subclass, options):
+    """In three epochs."""
+    epochs = []
+    options = {"shuffle": True, "num_workers": 2 if options else 0, **options}
+    for base in (ModelLoader, DataLoader):
+        torch.manual_seed(0)
+        loader = subclass(base)(range(13), 4, **options)
+        epochs.append([batches_of(loader) for _ in range(3)])
+    assert epochs[0] == epochs[1]
+    assert [len(each) for each in epochs[1]] == [4, 4, 4]
 
 
 class OneDict(Indices):
@@ -93,8 +265,8 @@ class Opening(Indices):
     handle = "closed"
 
     def __init__(self):
-        self.transform = Counter()
-        self.table = [*range(12)]
+        super().__init__()
+        self.transform, self.table = Counter(), [*range(12)]
 
     def __getitem__(self, index):
         return self.handle, self.transform(index), self.table
@@ -104,7 +276,8 @@ class Opening(Indices):
 
     def collate(self, samples):
         ((opened, transform, table),) = samples
-        return opened, self.handle, id(transform), table
+        assert opened == self.handle
+        return opened, id(transform), table
 
 
 class Counter:
@@ -121,13 +294,9 @@ class Counter:
 def test_what_a_worker_leaves_in_its_dataset_is_its_own(loader_class):
     """Bound methods act on the worker's copy, as in a forked worker; a transform that keeps state
     is each worker's own; a big table is the trainer's."""
-    dataset = Opening()
-    loader = loader_class(
-        dataset, num_workers=2, worker_init_fn=dataset.open, collate_fn=dataset.collate
-    )
-    found = {}
-    for opened, collated_by, transform, table in loader:
-        assert opened == collated_by
+    dataset, found = Opening(), {}
+    functions = {"worker_init_fn": dataset.open, "collate_fn": dataset.collate}
+    for opened, transform, table in loader_class(dataset, num_workers=2, **functions):
         assert loader_class is DataLoader or table is dataset.table
         found.setdefault(opened, set()).add(transform)
     assert found.keys() <= {"file 0", "file 1"}
@@ -252,76 +421,6 @@ def test_threads_end_when_the_system_has_no_more(monkeypatch, most):
     assert len(batches_of(loader)) == 6
 
 
-class Mute(Exception):
-    """Cannot say its text."""
-
-    def __str__(self):
-        raise TypeError("no text")
-
-
-class Noted(Exception):
-    """Has notes of its own, which are none."""
-
-    def __init__(self):
-        self.__notes__ = 5
-
-
-class Key:
-    """An index that does not like to be looked at."""
-
-    @property
-    def shape(self):
-        raise RuntimeError("no shape")
-
-    def __repr__(self):
-        raise RuntimeError("no text")
-
-
-class InBatches(Made):
-    """Whole batches in one call."""
-
-    def __getitems__(self, indices):
-        return self.make(indices)
-
-
-# Made anew by each test: an error that was raised keeps the frames of the loop that it met.
-ERRORS = {
-    "whose text raises": (Made, Mute, {"batch_size": 3}),
-    "with notes that are none": (Made, Noted, {"batch_size": 3}),
-    "of an index that cannot be shown": (Made, KeyError, {"batch_size": None, "sampler": [Key()]}),
-    "of a slice": (InBatches, KeyError, {"batch_sampler": [slice(0, 4)]}),
-}
-
-
-def error_of(loader):
-    """What the first batch raises; it may be one that cannot be matched by its text."""
-    with pytest.raises(Exception) as caught:  # noqa: PT011
-        next(iter(loader))
-    return caught.value
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("kind", ERRORS)
-def test_note_never_replaces_the_error(kind, num_workers):
-    """The user's own object arrives, as torch's loader without workers raises it."""
-    make, error, options = ERRORS[kind]
-    error = error()
-
-    def fail(_):
-        raise error
-
-    ours = ThreadLoader(make(fail), **options, num_workers=num_workers)
-    assert error_of(torch_loader(make(fail), **options)) is error
-    assert error_of(ours) is error
-    if make is Made:
-        options = {**options, "num_workers": num_workers, "on_error": "skip", "error_budget": 99}
-        skipping = ThreadLoader(make(fail), **options)
-        assert list(skipping) == []
-        assert len(skipping.skipped) in (1, 12)
-    # Its frames hold the loaders, which later tests would find among the live ones.
-    error.with_traceback(None)
-
-
 @pytest.mark.parametrize("loader_class", [ThreadLoader, DataLoader, torch_loader])
 @pytest.mark.parametrize("rng", ["sample", "worker"])
 def test_stuck_worker_does_not_stop_the_others(loader_class, rng):
@@ -359,3 +458,24 @@ def test_sampler_that_answers_to_every_name_is_no_endless_search():
     inner.sampler = inner
     for sampler in (mock.Mock(), mock.MagicMock(), inner):
         assert DataLoader(range(3), sampler=sampler).sampler is sampler
+
+
+@pytest.mark.parametrize(
+    ("isolation", "persistent"), [("process", False), ("process", True), ("thread", False)]
+)
+def test_report_recommends_to_keep_processes_that_epochs_start_anew(
+    isolation, persistent, monkeypatch
+):
+    """From the second epoch on, and only where there is something to keep."""
+    # However long it takes.
+    monkeypatch.setattr("spdl_torch.loader.stats.figures._VISIBLE_START", -math.inf)
+    options = {"isolation": isolation, "persistent_workers": persistent}
+    loader, is_recommended = DataLoader(range(12), 4, num_workers=1, **options), False
+    for _ in range(2):
+        assert len(list(loader)) == 3
+        said = " ".join(loader.report().verdict.remarks)
+        assert ("persistent_workers=True keeps them" in said) is is_recommended
+        is_recommended = isolation == "process" and not persistent
+    if is_recommended:
+        anew, whole = re.search(r"anew: ([0-9.e-]+) s of the ([0-9.e-]+) s of", said).groups()
+        assert float(anew) <= float(whole)
