@@ -9,7 +9,7 @@ import warnings
 import pytest
 import torch
 from _covering import by_pairs
-from _datasets import MapData, RecordingSampler, StreamData
+from _datasets import MapData, StreamData
 from _fuzz import QUICK
 from _gates import named
 from _loader_helpers import DataLoader, TorchIterator, as_list, epoch_of, torch_loader
@@ -95,15 +95,14 @@ def test_loader_can_be_subscripted_copied_and_pickled(duplicate):
     assert epoch_of(begun) == expected[1:]
 
 
-@pytest.mark.parametrize(
-    "name", ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"]
-)
-def test_attribute_cannot_be_set_when_torch_forbids_it(name):
+def test_attribute_cannot_be_set_when_torch_forbids_it():
     """Same six attributes, same message."""
     loader = DataLoader(data8, num_workers=1)
-    expected = f"{name} attribute should not be set after DataLoader is initialized"
-    with pytest.raises(ValueError, match=expected):
-        setattr(loader, name, getattr(loader, name))
+    for name in (
+        *("batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"),
+    ):
+        with pytest.raises(ValueError, match=f"^{name} attribute should not be set after Data"):
+            setattr(loader, name, getattr(loader, name))
 
 
 def test_attributes_set_after_construction_are_read_at_iter():
@@ -217,12 +216,10 @@ class Endless(Dataset):
 
 WRONG_TYPES = [
     ({"num_workers": "many"}, r'num_workers must be an integer >= 0 or "auto", got \'many\''),
-    ({"num_workers": None}, "num_workers must be an integer .* got None"),
     ({"num_workers": 2.0}, r"num_workers must be an integer .* got 2\.0"),
     ({"timeout": None}, "timeout must be a number of seconds >= 0, got None. 0 waits for ever"),
     ({"num_workers": 1, "prefetch_factor": "2"}, "prefetch_factor must be an integer >= 1"),
     ({"sampler": 5}, "sampler must be iterable, got 5"),
-    ({"batch_sampler": 5}, "batch_sampler must be iterable, got 5"),
     ({"sampler": RandomSampler}, "sampler must be iterable, got <class"),
     ({"collate_fn": 5}, "collate_fn must be a function or None, got 5"),
     ({"generator": 3}, r"generator must be a torch\.Generator or None, got 3\. .* as seed=\."),
@@ -237,18 +234,15 @@ MEANINGLESS = [
     ({"rng": None}, "rng.*None"),
     ({"rng": "batch"}, "rng.*batch"),
     ({"seed": "7"}, "seed.*7"),
-    ({"seed": 1.5}, r"seed.*1\.5"),
     ({"seed": True}, "seed.*True"),
     ({"seed": 3, "rng": "worker"}, "seed=3 has no effect"),
     ({"device": "gpu"}, "device must be None, the CPU or a CUDA"),
-    ({"device": 1.5}, "device must be None, the CPU or a CUDA"),
     ({"dataset": IterableWrapper([1, 2])}, "DataPipe"),
     ({"snapshot_every_n_steps": 10}, "snapshot_every_n_steps=10 .* Leave it out"),
     ({"on_error": "ignore"}, "on_error must be"),
     ({"error_budget": 3}, r'error_budget=3 has no effect with on_error="raise"'),
     ({"replace": True}, "replace=True has no effect"),
     ({**SKIP, "error_budget": -1}, NO_BUDGET),
-    ({**SKIP, "error_budget": 0.0}, NO_BUDGET),
     ({**SKIP, "error_budget": 1.5}, NO_BUDGET),
     ({**SKIP, "error_budget": True}, NO_BUDGET),
     ({**SKIP, "error_budget": "1%"}, NO_BUDGET),
@@ -277,9 +271,9 @@ def test_argument_that_cannot_be_meant_is_refused_when_the_loader_is_made(error,
 @pytest.mark.parametrize("workers", [0, 1])
 def test_replace_is_refused_when_the_sampler_gives_no_numbers(workers):
     """Said when a replacement is needed, and named."""
-    options = {"sampler": RecordingSampler(["a"]), "num_workers": workers, "replace": True}
+    loader = DataLoader([1], sampler=["a"], num_workers=workers, replace=True, **SKIP)
     with pytest.raises(UnsupportedOptionError, match=r"integers.*'a'"):
-        list(DataLoader([1], **options, **SKIP))
+        list(loader)
 
 
 @pytest.mark.filterwarnings("ignore:.set_vital. is deprecated:UserWarning")

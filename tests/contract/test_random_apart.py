@@ -87,19 +87,17 @@ def test_functions_that_are_led_elsewhere_look_as_they_did():
             except Exception as error:
                 return type(error)
 
-        NAMES = ("self", "name", "qualname", "module", "doc", "text_signature")
-        ASKS = (
-            *(operator.attrgetter(f"__{name}__") for name in NAMES),
+        NAMES = "self name qualname module doc text_signature".split()
+        ASKS = [
+            *(operator.attrgetter(f"__{name}__") for name in NAMES), inspect.signature,
             lambda it: isinstance(it, types.MethodType | types.BuiltinMethodType),
-            inspect.signature, callable, lambda it: copy.copy(it).__name__,
-            lambda it: pickle.loads(pickle.dumps(it)).__name__,
-        )
+            lambda it: copy.copy(it).__name__, lambda it: pickle.loads(pickle.dumps(it)).__name__,
+        ]
 
         def all_looks():
             names = [(module, name) for module in (random, np.random) for name in dir(module)]
-            torchs = ("manual_seed", "seed", "initial_seed", "get_rng_state", "set_rng_state")
-            names += [(torch, name) for name in torchs]
-            names += [(torch.utils.data, "get_worker_info")]
+            torchs = "manual_seed seed initial_seed get_rng_state set_rng_state".split()
+            names += [*((torch, name) for name in torchs), (torch.utils.data, "get_worker_info")]
             functions = [(n, getattr(m, n)) for m, n in names if not n.startswith("_")]
             return [(n, [asked(ask, f) for ask in ASKS]) for n, f in functions if callable(f)]
 
@@ -108,13 +106,11 @@ def test_functions_that_are_led_elsewhere_look_as_they_did():
             np.random.seed(4)
             found = [torch.manual_seed(4) is torch.default_generator, torch.initial_seed()]
             found += [torch.get_rng_state().sum(), torch.rand(2), type(torch.seed())]
-            found += [random.random(), random.getrandbits(70), random.sample(range(99), 5)]
-            found += [random.gauss(0, 1), random.gauss(0, 1)]
-            found += [np.random.rand(2), np.random.randn(3), np.random.permutation(9)]
-            found += [np.random.ranf(), sum(random.getstate()[1]), random.getstate()[2]]
+            found += [random.getrandbits(70), random.sample(range(99), 5), random.gauss(0, 1)]
+            found += [np.random.randn(3), np.random.permutation(9), np.random.ranf()]
             again = pickle.loads(pickle.dumps((random.random, random.gauss, np.random.rand)))
-            found += [np.random.get_state()[2:], [draw() for draw in again]]
-            return repr([*found, type(random.Random(3)).__name__, random.Random(3).random()])
+            found += [sum(random.getstate()[1]), np.random.get_state()[2:]]
+            return repr([*found, [draw() for draw in again], random.Random(3).random()])
 
         generators = random.shuffle.__self__, np.random.shuffle.__self__
         before, numbers = all_looks(), drawn()

@@ -55,7 +55,10 @@ class Uncopyable(ForSomebodyElse):
 
 
 class OnlyFor(Indices):
-    """Map-style, with methods that are not for loaders."""
+    """Map-style, or a sampler, with methods that are not for loaders."""
+
+    def __iter__(self):
+        return iter(range(12))
 
     def state_dict(self, destination):
         raise AssertionError("nobody may call it")
@@ -65,29 +68,10 @@ class OnlyFor(Indices):
 
 
 class Broken(OnlyFor):
-    """A map-style dataset that cannot tell its state."""
+    """The same, which cannot tell its state."""
 
     def state_dict(self):
         raise LookupError("no cursor yet")
-
-
-class OrderOf:
-    """A sampler whose methods are those of something else."""
-
-    def __init__(self, dataset):
-        self.dataset = dataset
-
-    def __iter__(self):
-        return iter(range(12))
-
-    def __len__(self):
-        return 12
-
-    def state_dict(self, *arguments):
-        return self.dataset.state_dict(*arguments)
-
-    def load_state_dict(self, state):
-        raise AssertionError("nobody may call it")
 
 
 @near
@@ -99,7 +83,7 @@ def test_plain_loading_asks_nobody_for_a_state(seat):
         sizes = [len(batch) for _ in range(2) for batch in loader]
         assert sum(sizes) == 2 * getattr(dataset, "length", 12), dataset
     for dataset in (OnlyFor(), Broken()):
-        loader = seat.loader(range(12), 4, sampler=OrderOf(dataset))
+        loader = seat.loader(range(12), 4, sampler=dataset)
         assert len(batches_of(loader)) == 3
     assert Asked.num_asked == 0
 
@@ -142,8 +126,7 @@ def test_error_of_a_state_is_an_error_of_state_dict(seat, dataset, match):
 def test_error_of_a_map_style_state_is_an_error_of_state_dict(what):
     """Without workers the dataset is asked, and a sampler always."""
     for part, error in ((OnlyFor(), TypeError), (Broken(), LookupError)):
-        sampler = OrderOf(part) if what == "sampler" else None
-        loader = DataLoader(part if sampler is None else range(12), 4, sampler=sampler)
+        loader = DataLoader(**{"dataset": range(12), what: part}, batch_size=4)
         next(iter(loader))
         with pytest.raises(error, match=r"cannot be called|missing 1|no cursor"):
             loader.state_dict()

@@ -233,27 +233,6 @@ class GatedData(Sized):
         return index
 
 
-class RecordingSampler:
-    """Yields ``indices``; remembers how many were pulled and by which threads."""
-
-    def __init__(self, indices: list[Any]) -> None:
-        self.indices = indices
-        self.pulled = 0
-        self.threads: set[int] = set()
-
-    def __len__(self):
-        return len(self.indices)
-
-    def __repr__(self):
-        return f"RecordingSampler({self.indices})"
-
-    def __iter__(self):
-        for index in self.indices:
-            self.pulled += 1
-            self.threads.add(threading.get_ident())
-            yield index
-
-
 class Asked:
     """Counts how often it was asked for its state, with all its copies in this process."""
 

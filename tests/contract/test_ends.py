@@ -171,9 +171,7 @@ def test_context_that_starts_threads_has_threads():
     loader = DataLoader(Indices(8), 2, num_workers=2, multiprocessing_context=ThreadContext())
     assert batches_of(loader) == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert placement_of(loader).num_processes == 0
-    loader = DataLoader(
-        Indices(8), num_workers=2, multiprocessing_context=ThreadContext(), isolation="process"
-    )
+    loader.isolation = "process"
     with pytest.raises(ValueError, match=r"starts threads\. Leave one of the two out"):
         iter(loader)
 

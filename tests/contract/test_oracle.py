@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import json
 import threading
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from _datasets import BulkData, Made, MapData, RecordingSampler, StreamData
-from _fuzz import QUICK, run_long, run_short
+from _datasets import BulkData, Made, MapData, StreamData
+from _fuzz import QUICK
 from _inside import state_of
 from _loader_helpers import (
     PATIENCE_SECONDS,
@@ -26,10 +25,8 @@ from _loader_helpers import (
     assert_threads_end,
     epoch_of,
     frozen,
-    loader_threads,
 )
 from hypothesis import given, settings, strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from torch.utils.data import (
     ChainDataset,
     ConcatDataset,
@@ -71,6 +68,25 @@ class EpochBatches:
 
     def set_epoch(self, epoch):
         self.epoch = epoch
+
+
+class RecordingSampler:
+    """Yields ``indices``; remembers how many were pulled and by which threads."""
+
+    def __init__(self, indices):
+        self.indices, self.pulled, self.threads = indices, 0, set()
+
+    def __len__(self):
+        return len(self.indices)
+
+    def __repr__(self):
+        return f"RecordingSampler({self.indices})"
+
+    def __iter__(self):
+        for index in self.indices:
+            self.pulled += 1
+            self.threads.add(threading.get_ident())
+            yield index
 
 
 DATASETS = {
@@ -305,153 +321,107 @@ def test_batches_come_in_order_when_completed_out_of_order():
     assert list(ThreadLoader(Made(sample, 4), None, num_workers=2)) == [0, 1, 2, 3]
 
 
-NUM_ITERATORS = 2
+PLACES = 2
 """How many iterators of one loader are under way at once."""
 
 
-class Side:
-    """One of the two loaders, with random generators of its own."""
+def steps(is_fixed):
+    """What a program may do with a loader. ``is_fixed``: its workers have the data of its
+    beginning."""
+    place = st.integers(0, PLACES - 1)
+    known = [
+        st.tuples(st.just("start"), place),  # also in the middle of another epoch
+        st.tuples(st.just("step"), place, st.integers(1, 12)),
+        st.tuples(st.just("step"), place, st.just(500)),
+        st.tuples(st.just("drop"), place),
+        st.tuples(st.just("set_epoch"), st.integers(0, 3)),
+        st.sampled_from([("whole",), ("look",)]),
+    ]
+    if not is_fixed:
+        known.append(st.tuples(st.just("change"), st.integers(0, 30), st.sampled_from(ERRORS)))
+    return st.lists(st.one_of(known), min_size=8, max_size=25)
+
+
+class Use:
+    """What comes of such steps."""
 
     def __init__(self, loader_class, case):
-        self.rng_state = torch.Generator().manual_seed(5).get_state()
+        torch.manual_seed(5)
         generator = torch.Generator().manual_seed(7) if case.own_generator else None
-        with self.turn():
-            self.loader, _ = case.build(loader_class, generator)
-        self.iterators: list[Any] = [None] * NUM_ITERATORS
-
-    @contextmanager
-    def turn(self):
-        """Runs with this side's state of torch's global generator."""
-        before = torch.get_rng_state()
-        torch.set_rng_state(self.rng_state)
-        try:
-            yield
-        finally:
-            self.rng_state = torch.get_rng_state()
-            torch.set_rng_state(before)
-
-    def do(self, what):
-        """What came of it: a value, or an error's type and text."""
-        with self.turn():
-            try:
-                return frozen(what(self))
-            except Exception as error:
-                return type(error), str(error)
+        self.loader, _ = case.build(loader_class, generator)
+        self.iterators = [None] * PLACES
 
     def start(self, place):
         # The new one is made before the old one is dropped, as ``for`` in a loop does.
         self.iterators[place] = iter(self.loader)
 
-    def step(self, place):
-        return next(self.iterators[place])
+    def step(self, place, count):
+        found = []
+        for _ in range(count if self.iterators[place] is not None else 0):
+            try:
+                found.append(frozen(next(self.iterators[place])))
+            except StopIteration:
+                return [*found, "end"]
+            except Exception as error:
+                found.append((type(error), str(error)))
+        assert count < 500 or not found, "the epoch does not end"
+        return found
+
+    def whole(self):
+        self.start(0)
+        return self.step(0, 500)
+
+    def drop(self, place):
+        self.iterators[place] = None
 
     def set_epoch(self, epoch):
         for sampler in (self.loader.sampler, self.loader.batch_sampler):
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(epoch)
 
-
-class LoaderMachine(RuleBasedStateMachine):
-    """Whatever is done to ours is done to torch's, and the same must come of it."""
-
-    ours: Any = ThreadLoader
-    places = st.integers(0, NUM_ITERATORS - 1)
-
-    @initialize(case=cases(min_length=1, in_order=True))
-    def build(self, case):
-        self.sides = [Side(ModelLoader, case), Side(self.ours, case)]
-        self.has_begun, self.started = False, [False] * NUM_ITERATORS
-
-    def both(self, what):
-        theirs, ours = (side.do(what) for side in self.sides)
-        assert ours == theirs
-        assert torch.equal(self.sides[0].rng_state, self.sides[1].rng_state)
-        return ours
-
-    @rule(place=places)
-    def start_epoch(self, place):
-        """Also in the middle of another one: of persistent workers that is its end."""
-        self.both(lambda side: side.start(place))
-        self.started[place] = self.has_begun = True
-
-    @rule(place=places, count=st.integers(1, 12))
-    def step(self, place, count):
-        for _ in range(count if self.started[place] else 0):
-            self.both(lambda side: side.step(place))
-
-    @rule(place=places)
-    def finish(self, place):
-        if not self.started[place]:
-            return
-        for _ in range(500):
-            if self.both(lambda side: side.step(place))[0] is StopIteration:
-                return
-        raise AssertionError("the epoch does not end")
-
-    @rule()
-    def whole_epoch(self):
-        """As a training loop does it."""
-        self.start_epoch(0)
-        self.finish(0)
-
-    @rule(place=places)
-    def drop(self, place):
-        self.started[place] = False
-        for side in self.sides:
-            side.iterators[place] = None
-
-    @rule(epoch=st.integers(0, 3))
-    def set_epoch(self, epoch):
-        for side in self.sides:
-            side.set_epoch(epoch)
-
-    @rule()
-    def length(self):
-        self.both(lambda side: len(side.loader))
-
-    @rule(index=st.integers(0, 30), error=st.sampled_from([None, *ERRORS]))
-    def change_data(self, index, error):
-        """A sample goes bad, or good, between two epochs; in one, workers may be further ahead."""
-        is_fixed = self.ours is DataLoader and self.sides[1].loader.persistent_workers
-        if any(self.started) or (self.has_begun and is_fixed):
-            return  # a process that lives on has the data of its beginning, as torch's has
-        for side in self.sides:
-            bad = side.loader.dataset.bad
-            bad.pop(index, None)
-            if error is not None:
-                bad[index] = error
-
-    @rule()
     def look(self):
         """Reading figures, or a state, changes nothing."""
-        loader = self.sides[1].loader
-        json.dumps(loader.state_dict())
-        if state_of(loader).figures.stats is not None:
-            assert len(loader.snapshot().stages) == 2
-            assert str(loader.report())
+        if isinstance(self.loader, DataLoader):
+            json.dumps(self.loader.state_dict())
+            if state_of(self.loader).figures.stats is not None:
+                assert len(self.loader.snapshot().stages) == 2
+                assert str(self.loader.report())
+        return len(self.loader)
 
-    def teardown(self):
-        for side in getattr(self, "sides", ()):  # a failure's traceback holds on to them
-            side.loader, side.iterators = None, []
-        if loader_threads():
-            assert_threads_end()
+    def change(self, index, error):
+        """A sample goes bad, or good, between two epochs; in one, workers may be further ahead."""
+        if not any(self.iterators):
+            bad = self.loader.dataset.bad
+            bad.pop(index, None) or bad.update({index: error})
 
-
-class ProcessMachine(LoaderMachine):
-    """Of the default, whose workers are processes here."""
-
-    ours = DataLoader
-
-
-@pytest.mark.timeout(240)  # 8 to 20 s here; room for a slow machine
-@pytest.mark.parametrize(("machine", "examples"), [(LoaderMachine, 40), (ProcessMachine, 10)])
-def test_random_use_of_random_loaders(machine, examples):
-    """The short form, the same in every run."""
-    run_short(machine, examples=examples, steps=20)
+    def story(self, steps):
+        """All that came, and where torch's global generator then stood."""
+        for name, *arguments in steps:
+            try:
+                yield getattr(self, name)(*arguments)
+            except Exception as error:
+                yield type(error), str(error)
+            yield torch.get_rng_state().tolist()
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("machine", [LoaderMachine, ProcessMachine])
-def test_random_use_of_random_loaders_for_long(machine, long_seconds):
-    """Other loaders and uses in every run."""
-    run_long(machine, steps=30, seconds=long_seconds)
+@pytest.mark.parametrize(
+    ("kind", "num_examples"),
+    [
+        pytest.param(ThreadLoader, 60, id="threads"),
+        pytest.param(DataLoader, 10, id="processes"),
+        pytest.param(ThreadLoader, 600, id="threads-long", marks=pytest.mark.long),
+        pytest.param(DataLoader, 200, id="processes-long", marks=pytest.mark.long),
+    ],
+)
+def test_random_use_of_random_loaders(kind, num_examples):
+    """Whatever is done to ours is done to torch's, and the same comes of it."""
+
+    @settings(QUICK, max_examples=num_examples)
+    @given(data=st.data(), case=cases(min_length=1, in_order=True))
+    def check(data, case):
+        done = data.draw(steps(is_fixed=kind is DataLoader and case.persistent_workers))
+        theirs, ours = ([*Use(each, case).story(done)] for each in (ModelLoader, kind))
+        assert ours == theirs
+
+    check()
+    assert_threads_end()
