@@ -6,6 +6,7 @@ import os
 import pickle
 import threading
 import weakref
+from contextlib import nullcontext
 from fractions import Fraction
 from functools import partial
 
@@ -14,21 +15,15 @@ import torch
 from _datasets import Made, MapData, Sized, StreamData
 from _inside import state_of
 from _loader_helpers import PATIENCE_SECONDS, DataLoader, as_list, epoch_of
+from _seats import FORKED, NONE, ONE, THREADS, in_seats
 from hypothesis import given, settings, strategies as st
 from torch.utils.data import DistributedSampler, IterableDataset, Subset
 
 from spdl_torch.errors import PipelineFailure
 from spdl_torch.loader.backends.jobs import Epoch
 
-WORKERS = {
-    "none": {},
-    "threads": {"num_workers": 3, "isolation": "thread"},
-    "processes": {"num_workers": 2, "isolation": "process"},
-}
-everywhere = pytest.mark.parametrize("workers", [*WORKERS.values()], ids=[*WORKERS])
-none_or_one = pytest.mark.parametrize(
-    "workers", [{}, {"num_workers": 1, "isolation": "thread"}], ids=["none", "thread"]
-)
+everywhere = in_seats(NONE, THREADS, FORKED)
+none_or_one = in_seats(NONE, ONE)
 
 
 class Noisy(Sized):
@@ -53,29 +48,25 @@ class NoisyBulk(Noisy):
     def __getitems__(self, indices):
         samples = []
         for place, index in enumerate(indices):
-            if self.sample_context is None:
+            with self.sample_context(place) if self.sample_context else nullcontext():
                 samples.append(self[index])
-            else:
-                with self.sample_context(place):
-                    samples.append(self[index])
         return samples
 
 
-def skipping(dataset, **options):
+def skipping(seat, dataset, **options):
     options = {"collate_fn": as_list, "error_budget": 1.0, "seed": 3, **options}
-    return DataLoader(dataset, on_error="skip", **options)
+    return seat.loader(dataset, on_error="skip", **options)
 
 
 def expected(order, good_of, batch_size, *, drop_last=False):
     """Batches of ``order`` with what ``good_of`` says of each position; empty ones left out."""
-    if batch_size is None:
-        return [good for each in enumerate(order) if (good := good_of(*each)) is not None]
     numbered = [*enumerate(order)]
-    batches = [numbered[n : n + batch_size] for n in range(0, len(order), batch_size)]
-    if drop_last and len(order) % batch_size:
-        batches.pop()
+    if drop_last:
+        del numbered[len(order) // batch_size * batch_size :]
+    size = batch_size or 1
+    batches = [numbered[n : n + size] for n in range(0, len(numbered), size)]
     found = [[good for each in batch if (good := good_of(*each)) is not None] for batch in batches]
-    return [batch for batch in found if batch]
+    return [batch if batch_size else batch[0] for batch in found if batch]
 
 
 @settings(max_examples=60, deadline=None)
@@ -83,7 +74,7 @@ def expected(order, good_of, batch_size, *, drop_last=False):
     length=st.integers(1, 24),
     bad=st.sets(st.integers(0, 23)),
     batch_size=st.none() | st.integers(1, 7),
-    workers=st.sampled_from([*WORKERS.values()]),
+    seat=st.sampled_from([NONE, THREADS, FORKED]),
     kind=st.sampled_from([Noisy, NoisyBulk]),
     replace=st.booleans(),
     drop_last=st.booleans(),
@@ -91,12 +82,12 @@ def expected(order, good_of, batch_size, *, drop_last=False):
     data=st.data(),
 )
 def test_batches_are_the_oracles_whatever_is_bad(
-    length, bad, batch_size, workers, kind, replace, drop_last, in_subset, data
+    length, bad, batch_size, seat, kind, replace, drop_last, in_subset, data
 ):
     """Good samples keep their places and their random numbers; a bad one is left out, or is the
     next good index, which draws what the bad one would have drawn."""
     order = data.draw(st.permutations(range(length)))
-    bad = bad & set(range(length))
+    bad = bad & set(order)
     if len(bad) == length:
         bad = bad - {order[0]}
     drawn = [value for [(_, value)] in DataLoader(Noisy(length, ()), seed=3, collate_fn=as_list)]
@@ -111,9 +102,9 @@ def test_batches_are_the_oracles_whatever_is_bad(
     dataset = kind(length, bad)
     if in_subset:
         dataset = Subset(dataset, range(length))
-    options = {"batch_size": batch_size, "replace": replace, **workers}
     drop_last = drop_last and batch_size is not None
-    loader = skipping(dataset, sampler=list(order), drop_last=drop_last, **options)
+    options = {"batch_size": batch_size, "drop_last": drop_last, "replace": replace}
+    loader = skipping(seat, dataset, sampler=list(order), **options)
     batches = list(loader)
     assert batches == expected(order, good_of, batch_size, drop_last=drop_last)
     if replace:
@@ -133,12 +124,10 @@ class BulkOnly(Sized):
 
 @none_or_one
 @pytest.mark.parametrize("rng", ["sample", "worker"])
-def test_bad_sample_is_found_when_the_dataset_takes_whole_batches_alone(workers, rng):
+def test_bad_sample_is_found_when_the_dataset_takes_whole_batches_alone(seat, rng):
     """__getitems__ without __getitem__ is asked for batches of one; the call that failed is not
     counted beside its samples. With one stream for each worker, too."""
-    loader = DataLoader(
-        BulkOnly(8), 4, collate_fn=as_list, on_error="skip", error_budget=9, rng=rng, **workers
-    )
+    loader = skipping(seat, BulkOnly(8), batch_size=4, rng=rng, seed=None)
     assert list(loader) == [[0, 1, 2, 3], [4, 6, 7]]
     assert loader.skipped == [(5, "fetch", "ValueError: bad 5")]
     tasks = loader.snapshot().stages[0].tasks
@@ -147,18 +136,15 @@ def test_bad_sample_is_found_when_the_dataset_takes_whole_batches_alone(workers,
 
 @everywhere
 @pytest.mark.parametrize("batch_size", [None, 4])
-def test_iterable_goes_on_behind_a_bad_item(workers, batch_size):
+def test_iterable_goes_on_behind_a_bad_item(seat, batch_size):
     """An iterator that can go on is asked for the next item; batches stay whole."""
     bad = {2: ValueError, 3: KeyError, 9: ValueError}
     dataset = StreamData(11, bad, split=True)
-    loader = skipping(dataset, batch_size=batch_size, **workers)
+    loader = skipping(seat, dataset, batch_size=batch_size)
     found = [item for batch in loader for item in ([batch] if batch_size is None else batch)]
     assert sorted(item["y"] for item in found) == [n for n in range(11) if n not in bad]
-    assert sorted(sample.error for sample in loader.skipped) == [
-        "KeyError: 'bad 3'",
-        "ValueError: bad 2",
-        "ValueError: bad 9",
-    ]
+    errors = ["KeyError: 'bad 3'", "ValueError: bad 2", "ValueError: bad 9"]
+    assert sorted(sample.error for sample in loader.skipped) == errors
 
 
 class Cut(IterableDataset):
@@ -176,28 +162,25 @@ class Cut(IterableDataset):
 
 
 @none_or_one
-def test_generator_is_not_skipped_over(workers, caplog):
+def test_generator_is_not_skipped_over(seat, caplog):
     """The rest of the data would be lost unseen. Inside of another iterator it ends without a word,
     which is logged."""
-    batches = iter(skipping(Cut(around=False), batch_size=None, **workers))
+    batches = iter(skipping(seat, Cut(around=False), batch_size=None))
     assert next(batches) == 1
     with pytest.raises(ValueError, match="cut short") as caught:
         next(batches)
     assert "a generator ends at its first error" in caught.value.__notes__[-1]
-    assert list(skipping(Cut(around=True), batch_size=None, **workers)) == [1]
+    assert list(skipping(seat, Cut(around=True), batch_size=None)) == [1]
     assert "the rest of its data is lost" in caplog.text
 
 
 @everywhere
 @pytest.mark.parametrize("kind", [MapData, partial(StreamData, split=True)])
-def test_resumed_epoch_skips_what_is_left_of_it(kind, workers):
+def test_resumed_epoch_skips_what_is_left_of_it(seat, kind):
     """A skipped sample counts as handed out, and was reported when its turn came; the list begins
     anew."""
-
-    def make():
-        return skipping(kind(11, dict.fromkeys((0, 4, 7, 8), ValueError)), batch_size=2, **workers)
-
-    loader, again = make(), make()
+    data = kind(11, dict.fromkeys((0, 4, 7, 8), ValueError))
+    loader, again = (skipping(seat, data, batch_size=2) for _ in range(2))
     batches = iter(loader)
     next(batches), next(batches)
     before = list(loader.skipped)
@@ -208,7 +191,7 @@ def test_resumed_epoch_skips_what_is_left_of_it(kind, workers):
 
 
 @none_or_one
-def test_iterator_that_only_fails_ends_the_loop(workers):
+def test_iterator_that_only_fails_ends_the_loop(seat):
     """A hundred errors in a row are not taken for bad samples: the loop gets them."""
 
     class Offline(IterableDataset):
@@ -221,31 +204,31 @@ def test_iterator_that_only_fails_ends_the_loop(workers):
             raise ConnectionError("no route")
 
     with pytest.raises(PipelineFailure, match="100 samples in a row") as caught:
-        next(iter(skipping(Offline(), **workers)))
+        next(iter(skipping(seat, Offline())))
     assert {type(error) for error in caught.value.exceptions} == {ConnectionError}
 
 
 @everywhere
 @pytest.mark.parametrize("kind", [Noisy, NoisyBulk])
-def test_what_is_no_exception_is_raised(kind, workers):
+def test_what_is_no_exception_is_raised(seat, kind):
     """SystemExit and its kind mean the program, not a sample; on a worker it is the cause of an
     error that shows where the program was to end."""
-    loader = skipping(kind(8, {3}, error=SystemExit), batch_size=4, **workers)
+    loader = skipping(seat, kind(8, {3}, error=SystemExit), batch_size=4)
     with pytest.raises((SystemExit, RuntimeError), match="bad 3") as caught:
         list(loader)
-    assert type(caught.value.__cause__ if workers else caught.value) is SystemExit
-    if workers:
+    assert type(caught.value if seat is NONE else caught.value.__cause__) is SystemExit
+    if seat is not NONE:
         assert "on a worker, where it does not end the program. Its trace" in str(caught.value)
         assert [each["stage"] for each in failures_in(loader)] == ["worker"]
 
 
 @pytest.mark.parametrize(("budget", "tried"), [(None, 120), (0.05, 120), (Fraction(1, 10), 220)])
 @everywhere
-def test_share_counts_from_100_samples_on(budget, tried, workers):
+def test_share_counts_from_100_samples_on(seat, budget, tried):
     """7 of the first 20 are bad: a share of fewer than 100 samples says little. 5 % is the
     default."""
     bad = {*range(7), 110} if tried == 120 else {*range(7), *range(200, 220)}
-    batches = iter(skipping(Noisy(300, bad), batch_size=20, **workers, error_budget=budget))
+    batches = iter(skipping(seat, Noisy(300, bad), batch_size=20, error_budget=budget))
     assert len([next(batches) for _ in range(tried // 20 - 1)]) == tried // 20 - 1
     with pytest.raises(PipelineFailure, match=f"of {tried} samples failed") as caught:
         next(batches)
@@ -253,26 +236,26 @@ def test_share_counts_from_100_samples_on(budget, tried, workers):
 
 
 @everywhere
-def test_epoch_without_a_good_sample_fails(workers):
+def test_epoch_without_a_good_sample_fails(seat):
     """Too short for a share, but nothing came of it: an empty loop would look like success. A batch
     that cannot be filled is an error, too, not an endless search."""
-    loader = skipping(Noisy(6, set(range(6))), error_budget=0.5, **workers)
+    loader = skipping(seat, Noisy(6, set(range(6))), error_budget=0.5)
     with pytest.raises(PipelineFailure, match="6 of 6 samples failed"):
         list(loader)
-    loader = skipping(Noisy(500, set(range(500))), **workers, replace=True)
+    loader = skipping(seat, Noisy(500, set(range(500))), replace=True)
     with pytest.raises(PipelineFailure, match="100 samples in a row failed, the first is 0"):
         next(iter(loader))
 
 
 @everywhere
 @pytest.mark.parametrize("replace", [False, True])
-def test_ranks_have_as_many_batches_as_each_other(workers, replace):
+def test_ranks_have_as_many_batches_as_each_other(seat, replace):
     """A batch without a good sample is an error where other ranks would wait for it."""
     counts = []
     for rank in range(2):
         dataset = Noisy(12, {0, 2, 4})
         sampler = DistributedSampler(dataset, num_replicas=2, rank=rank, shuffle=False)
-        loader = skipping(dataset, batch_size=2, sampler=sampler, **workers, replace=replace)
+        loader = skipping(seat, dataset, batch_size=2, sampler=sampler, replace=replace)
         if not replace and rank == 0:
             with pytest.raises(PipelineFailure, match="other ranks would wait"):
                 list(loader)
@@ -282,14 +265,14 @@ def test_ranks_have_as_many_batches_as_each_other(workers, replace):
 
 
 @everywhere
-def test_log_names_the_first_and_thins_out(workers, caplog):
+def test_log_names_the_first_and_thins_out(seat, caplog):
     """10 lines, then one at 16, 32, ..., and one at the end. Names of files come from anybody: what
     would control a terminal is shown."""
 
     def fail(text):
         return OSError(f"\x1b[2J{text}\u202e")
 
-    list(skipping(Noisy(60, set(range(0, 60, 2)), error=fail), batch_size=5, **workers))
+    list(skipping(seat, Noisy(60, set(range(0, 60, 2)), error=fail), batch_size=5))
     lines = [record.message for record in caplog.records if record.name == "spdl_torch.data"]
     assert len(lines) == 12
     assert "sample 0 failed in stage 'fetch'" in lines[0]
@@ -299,13 +282,13 @@ def test_log_names_the_first_and_thins_out(workers, caplog):
 
 
 @everywhere
-def test_tries_are_called_tries(workers, caplog):
+def test_tries_are_called_tries(seat, caplog):
     """With replace=True there are more of them than samples."""
-    options = {"batch_size": 4, "replace": True, **workers}
-    assert sum(map(len, skipping(Noisy(12, {1, 5, 9}), **options))) == 12
+    options = {"dataset": Noisy(12, {1, 5, 9}), "batch_size": 4, "replace": True}
+    assert sum(map(len, skipping(seat, **options))) == 12
     assert "3 of 15 tries of the epoch failed" in caplog.text
     with pytest.raises(PipelineFailure, match="3 of 15 tries failed, error_budget is 2"):
-        list(skipping(Noisy(12, {1, 5, 9}), error_budget=2, **options))
+        list(skipping(seat, error_budget=2, **options))
 
 
 def failures_in(loader):
@@ -315,13 +298,11 @@ def failures_in(loader):
 
 
 @everywhere
-def test_figures_and_report_and_trace_tell(workers):
+def test_figures_and_report_and_trace_tell(seat):
     """Counted in the stage, named in a remark, and an instant in the trace for each, anew in every
     epoch; a copy of the loader has skipped nothing."""
     # A process that has ended has no trace.
-    loader = skipping(
-        Noisy(20, {3, 11}), batch_size=5, persistent_workers="num_workers" in workers, **workers
-    )
+    loader = skipping(seat, Noisy(20, {3, 11}), batch_size=5, persistent_workers=True)
     assert loader.skipped == []
     for _ in range(2):
         list(loader)
@@ -344,15 +325,15 @@ def refuses_five(samples):
 
 
 @pytest.mark.parametrize(
-    ("workers", "collate", "errors"),
+    ("seat", "collate", "errors"),
     [
-        *((each, refuses_five, KeyError) for each in WORKERS.values()),
-        (WORKERS["processes"], lambda _: lambda: None, (AttributeError, pickle.PicklingError)),
+        *((each, refuses_five, KeyError) for each in (NONE, THREADS, FORKED)),
+        (FORKED, lambda _: lambda: None, (AttributeError, pickle.PicklingError)),
     ],
 )
-def test_samples_left_out_of_a_batch_that_fails_afterwards_are_told(workers, collate, errors):
+def test_samples_left_out_of_a_batch_that_fails_afterwards_are_told(seat, collate, errors):
     """As it is collated, or sent from its process: it costs the batch, and its samples count."""
-    loader = skipping(Noisy(8, {4}), batch_size=4, collate_fn=collate, **workers)
+    loader = skipping(seat, Noisy(8, {4}), batch_size=4, collate_fn=collate)
     found = epoch_of(loader)
     assert issubclass(found[-1], errors)
     assert len(found) == 2
@@ -360,7 +341,7 @@ def test_samples_left_out_of_a_batch_that_fails_afterwards_are_told(workers, col
 
 
 @everywhere
-def test_failures_are_recorded_before_their_batch_is_handed_over(workers, monkeypatch):
+def test_failures_are_recorded_before_their_batch_is_handed_over(seat, monkeypatch):
     """Whoever has the batch finds what failed in it in the trace; also when the worker gets no
     further, and when its process has ended."""
     checked, deliver, trainer = threading.Event(), Epoch.deliver, os.getpid()
@@ -370,7 +351,7 @@ def test_failures_are_recorded_before_their_batch_is_handed_over(workers, monkey
         assert os.getpid() != trainer or checked.wait(PATIENCE_SECONDS)
 
     monkeypatch.setattr(Epoch, "deliver", and_no_further)
-    loader = skipping(Noisy(8, {3, 5}), batch_size=8, **workers)
+    loader = skipping(seat, Noisy(8, {3, 5}), batch_size=8)
     iterator = iter(loader)
     try:
         next(iterator)
@@ -384,9 +365,9 @@ def test_failures_are_recorded_before_their_batch_is_handed_over(workers, monkey
 
 
 @none_or_one
-def test_a_batch_that_failed_is_in_the_trace(workers):
+def test_a_batch_that_failed_is_in_the_trace(seat):
     """Without workers as with them."""
-    loader = DataLoader(Noisy(4, {2}), batch_size=4, **workers)
+    loader = seat.loader(Noisy(4, {2}), batch_size=4)
     with pytest.raises(ValueError, match="bad 2"):
         list(loader)
     (failure,) = failures_in(loader)
@@ -401,7 +382,7 @@ def test_error_does_not_keep_the_batch_alive():
             raise ValueError("bad 1")
         return {index}  # can be watched
 
-    loader = skipping(Made(sample, 3), batch_size=3, num_workers=0)
+    loader = skipping(NONE, Made(sample, 3), batch_size=3)
     batches = iter(loader)
     seen = [weakref.ref(item) for item in next(batches)]
     gc.collect()

@@ -32,7 +32,7 @@ from _datasets import (
 from _fuzz import QUICK
 from _inside import children_of
 from _seats import FORKED, NONE, ONE, SERVED, SPAWNED, THREADS, Seat
-from hypothesis import example, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 from torch.utils.data import BatchSampler, RandomSampler, WeightedRandomSampler
 
 from spdl_torch import DataLoader, PipelineDataset
@@ -159,7 +159,7 @@ def num_parts(kind, seat):
 
 
 @st.composite
-def histories(draw, seats, whats=("elsewhere", "twice", "same")):
+def histories(draw, seats, whats):
     """Of loaders whose states fit each other."""
     kind = draw(st.sampled_from([*MAP_STYLE] * 4 + [*ITERABLE]))  # those have many orders
     persistent = draw(st.booleans())
@@ -297,41 +297,40 @@ WENT_ON = told("endless", THREADS, [(3, "same", NONE)], [(1, "twice", FORKED)], 
 WALKED = told("walk", FORKED, [(3, "same", NONE)], [], persistent=True)
 
 
+def run(seats, whats, settled, certain=()):
+    """What was done in histories that lose and change nothing: in those that are certain, and in
+    some that are drawn."""
+    done: Counter[str] = Counter()
+
+    @settings(settled)
+    @given(histories(seats, whats))
+    def check_one(history):
+        check(history, done)
+
+    gc.collect()
+    for history in certain:
+        check(history, done)
+    check_one()
+    return done
+
+
+WITHOUT_KILLS = ("elsewhere", "twice", "same")
+
+
 def test_histories_lose_and_change_nothing():
     """No sample is lost, comes twice or has other random bits, and later epochs follow; without
     workers and on threads."""
-    done: Counter[str] = Counter()
-
-    @settings(QUICK, max_examples=45)
-    @given(histories((NONE, THREADS, ONE)))
-    def run(history):
-        check(history, done)
-
-    for history in (UNBEGUN, *APART):
-        check(history, done)
-    run()
-    assert min(done[what] for what in ("twice", "same", "elsewhere")) > 10
+    settled = settings(QUICK, max_examples=45)
+    done = run((NONE, THREADS, ONE), WITHOUT_KILLS, settled, (UNBEGUN, *APART))
+    assert min(done[what] for what in WITHOUT_KILLS) > 10
 
 
 def test_histories_lose_and_change_nothing_when_workers_are_processes(caplog):
     """The same from and to processes, some of which are killed."""
-    done: Counter[str] = Counter()
     caplog.set_level(logging.ERROR, "spdl_torch.data")
-
-    @settings(QUICK, max_examples=12)
-    @given(histories((FORKED, NONE, THREADS), ("kill", "elsewhere", "twice", "same")))
-    @example(KILLED)
-    @example(LEFT)
-    @example(STAYED)
-    @example(WENT_ON)
-    @example(WALKED)
-    @example(SERVED_ONES)
-    @example(PLACED)
-    def run(history):
-        check(history, done)
-
-    gc.collect()
-    run()
+    certain = (KILLED, LEFT, STAYED, WENT_ON, WALKED, SERVED_ONES, PLACED)
+    settled = settings(QUICK, max_examples=12)
+    done = run((FORKED, NONE, THREADS), ("kill", *WITHOUT_KILLS), settled, certain)
     assert done["kill"] >= 3
     assert done["twice"] >= 3
 
@@ -339,17 +338,9 @@ def test_histories_lose_and_change_nothing_when_workers_are_processes(caplog):
 @pytest.mark.long
 def test_histories_lose_and_change_nothing_for_long(long_seconds, caplog):
     """The same for other histories in every run, until the time is over."""
-    done: Counter[str] = Counter()
     caplog.set_level(logging.ERROR, "spdl_torch.data")
-    seats = (FORKED, NONE, THREADS, SERVED, SPAWNED)
-
-    @settings(QUICK, derandomize=False, database=None, max_examples=25)
-    @given(histories(seats, ("kill", "elsewhere", "twice", "same")))
-    def run(history):
-        check(history, done)
-
-    gc.collect()
-    end = monotonic() + long_seconds
+    settled = settings(QUICK, derandomize=False, database=None, max_examples=25)
+    done, end = Counter(), monotonic() + long_seconds
     while monotonic() < end:
-        run()
+        done += run((*REPLACED, NONE, THREADS), ("kill", *WITHOUT_KILLS), settled)
     print(dict(sorted(done.items())))
