@@ -35,6 +35,8 @@ class Model:
     stages: list[ModelStage]
     step: float = 0.0
     """Seconds of the consumer's own work."""
+    source: float = float("inf")
+    """Items a second that there are."""
     cores: float = 1000.0
     bytes_per_thread: int = 0
     gil_seconds: float | None = None
@@ -51,7 +53,7 @@ class Model:
 
     def rate(self, counts):
         """Items a second that the consumer gets."""
-        rates = [self.capacity(s, counts[s.name]) for s in self.stages]
+        rates = [self.source, *(self.capacity(s, counts[s.name]) for s in self.stages)]
         cpu = sum(s.seconds * s.cpu for s in self.stages)
         rates += [1 / self.step] if self.step else []
         rates += [self.cores / cpu] if cpu else []
@@ -160,49 +162,39 @@ def test_tuner_gives_the_consumer_what_it_wants_and_not_much_more(seconds, step)
         ([ModelStage("slow", 0.05)], {"bytes_per_thread": 100}, "memory"),
         ([ModelStage("quick", 0.001), ModelStage("slow", 0.1, is_free=False)], {}, "max"),
         ([ModelStage("slow", 0.001)], {"step": 0.01}, "consumer"),
+        ([ModelStage("quick", 0.01)], {"source": 20.0}, "source"),
     ],
 )
 def test_reason_is_given_when_nothing_is_left_to_gain(stages, options, reason):
-    """The last decision says what holds the consumer back; the rate is the best there is."""
+    """The last decision says what holds the consumer back; the rate is the best there is. That
+    nobody is busy is said after three windows: one may be an exception."""
     model = Model(stages, **options)
     bounds = Bounds(threads=32, cores=options.get("cores", 1000), memory_bytes=1000)
     _, decisions, settled = tune(model, bounds)
-    assert settled <= 15
+    assert (3 if reason in ("consumer", "source") else 1) <= settled <= 15
     assert decisions[-1].reason == reason
     assert model.rate(model.counts) >= 0.95 * model.optimum(bounds)
 
 
-def test_source_is_named_when_no_stage_is_busy():
-    """Every stage waits, and so does the consumer."""
-    idle = stage_of("s", 2, 2.0, busy=0.1)
-    stats = PipelineStats(2_000_000_000, 1_900_000_000, (idle,))
-    window = Window(stats=stats, num_items=40, tunable={"s"})
-    tuner = Tuner(Bounds(threads=8, cores=8), warm_up=0)
-    assert tuner.step(window) == tuner.step(window) == ({}, [])  # it may be an exception
-    counts, decisions = tuner.step(window)
-    assert [d.reason for d in decisions] == ["source"]
-    assert not counts
-
-
-def test_step_that_does_not_gain_is_taken_back():
+@pytest.mark.parametrize(
+    ("count", "at_most", "limits", "told"),
+    [
+        (2, 2, {}, "slow: 3 -> 2, 40.0 -> 40.0 items/s: io-limit"),
+        # However much it gains: the threads that it added keep more in flight than was known.
+        (4, 64, {"memory_bytes": 1000}, "slow: 6 -> 4, 80.0 -> 120.0 items/s: memory"),
+    ],
+)
+def test_step_is_taken_back_that_does_not_gain_or_takes_too_much_memory(
+    count, at_most, limits, told
+):
     """And its stage is left alone."""
-    model = Model([ModelStage("slow", 0.05, at_most=2)], counts={"slow": 2})
-    tuner = Tuner(Bounds(threads=32, cores=1000), warm_up=0)
-    counts, _ = tuner.step(model.window())
-    assert counts == {"slow": 3}
-    model.counts.update(counts)
-    counts, (decision,) = tuner.step(model.window())
-    assert counts == {"slow": 2}
-    assert decision.as_details() | {"t": 0} == {
-        "t": 0,
-        "stage": "slow",
-        "from": 3,
-        "to": 2,
-        "reason": "io-limit",
-        "before": pytest.approx(40),
-        "after": pytest.approx(40),
-    }
-    assert str(decision) == "slow: 3 -> 2, 40.0 -> 40.0 items/s: io-limit"
+    stage = ModelStage("slow", 0.05, at_most=at_most)
+    model = Model([stage], counts={"slow": count}, bytes_per_thread=100 * len(limits))
+    tuner = Tuner(Bounds(threads=64, cores=1000, **limits), warm_up=0)
+    model.counts.update(tuner.step(model.window())[0])
+    model.bytes_per_thread *= 2
+    counts, decisions = tuner.step(model.window())
+    assert (counts, [*map(str, decisions)]) == ({"slow": count}, [told])
 
 
 @settings(max_examples=40, deadline=None)
@@ -214,18 +206,6 @@ def test_noise_does_not_keep_it_from_ending(seed, noise):
     bounds = Bounds(threads=40, cores=1000)
     tune(model, bounds, windows=100)
     assert model.rate(model.counts) >= 0.5 * model.optimum(bounds)
-
-
-def test_step_that_takes_too_much_memory_is_undone():
-    """However much it gains: the threads that it added keep more in flight than was known."""
-    model = Model([ModelStage("slow", 0.05)], counts={"slow": 4}, bytes_per_thread=100)
-    tuner = Tuner(Bounds(threads=64, cores=64, memory_bytes=1000), warm_up=0)
-    model.counts.update(tuner.step(model.window())[0])
-    assert model.counts == {"slow": 6}
-    model.bytes_per_thread = 200
-    counts, decisions = tuner.step(model.window())
-    assert counts == {"slow": 4}
-    assert [d.reason for d in decisions] == ["memory"]
 
 
 def test_it_looks_again_when_the_data_changes():
@@ -260,9 +240,7 @@ def test_pause_of_the_consumer_is_left_out_of_a_window():
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"max_threads": 0}, "max_threads must be >= 1 or None, got 0"),
         ({"max_threads": 2.5}, "max_threads must be an int or None, got 2.5"),
-        ({"cpu_util": 0}, "cpu_util must be a share above 0"),
         ({"memory_util": 1.5}, "memory_util must be a share above 0, at most 1, got 1.5"),
         ({"window_seconds": 0}, "window_seconds must be > 0, got 0"),
     ],

@@ -127,13 +127,13 @@ class QuickInCompany(Indices):
 
     def __getitem__(self, index):
         self.present[get_worker_info().id] = 1
-        signal.sigtimedwait([], 0.2 if self.present.sum() < 2 else 0.001)
+        signal.sigtimedwait([], 0.05 if self.present.sum() < 2 else 0.001)
         return index
 
 
 def test_number_settles(caplog):
     """From one process on, by the loop's speed; the report shows what was decided."""
-    options = {"num_cores": 1, "max_threads": 4, "window_seconds": 0.3, "write": None}
+    options = {"num_cores": 1, "max_threads": 4, "window_seconds": 0.1, "write": None}
     dataset = QuickInCompany()
     loader = DataLoader(dataset, num_workers=auto(options), batch_size=1)
     assert loader.num_workers == 1
@@ -146,6 +146,4 @@ def test_number_settles(caplog):
             give_out(batches)
             until(lambda: dataset.present.sum() >= loader.num_workers)
     assert loader.num_workers > 1
-    text = shown(loader.report())
-    for decision in loader.decisions[-3:]:
-        assert f'num_workers="auto": {decision}' in text
+    assert f'num_workers="auto": {loader.decisions[-1]}' in shown(loader.report())
