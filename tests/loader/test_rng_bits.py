@@ -6,6 +6,7 @@ only where other bits are meant, and say so in the changelog: every user's augme
 
 import json
 import random
+from functools import partial
 from pathlib import Path
 
 import _ways_of_draws
@@ -24,22 +25,10 @@ NOTE = (
     "what the libraries' generators give for those seeds, which their next release may change."
 )
 
-
+# Of torch's operators one is enough: that of each the bits are its generator's with the sample's
+# seed is shown by test_rng_operators.py.
 TORCH = {
     "randint": lambda: torch.randint(0, 1 << 40, (2,)),
-    "randint, 32 bits": lambda: torch.randint(0, 99, (2,)),
-    "random_": lambda: torch.empty(2, dtype=torch.int64).random_(),
-    "randperm": lambda: torch.randperm(6),
-    "bernoulli": lambda: torch.bernoulli(torch.full((8,), 0.5)),
-    "rand": lambda: torch.rand(2),
-    "randn": lambda: torch.randn(2),
-    "normal": lambda: torch.normal(torch.zeros(2), 1.0),
-    "uniform_": lambda: torch.empty(2).uniform_(),
-    "exponential_": lambda: torch.empty(2).exponential_(),
-    "geometric_": lambda: torch.empty(2).geometric_(0.1),
-    "multinomial": lambda: torch.multinomial(torch.ones(9), 3),
-    "poisson": lambda: torch.poisson(torch.full((3,), 20.0)),
-    "xavier_uniform_": lambda: torch.nn.init.xavier_uniform_(torch.empty(1, 2)).flatten(),
     "Beta": lambda: torch.distributions.Beta(2.0, 2.0).sample((2,)),
     "manual_seed": lambda: (torch.manual_seed(3), torch.randint(0, 1 << 40, (2,)))[1],
     "initial_seed": lambda: torch.tensor([torch.initial_seed()]),
@@ -51,11 +40,11 @@ OTHERS = {
     "numpy, floats": lambda: torch.tensor([np.random.rand(), np.random.normal()]),
 }
 OWN = {
-    "own random": lambda: random.Random(3),
-    "own pcg64": lambda: np.random.default_rng(3),
-    "own philox": lambda: np.random.Generator(np.random.Philox(3)),
-    "own random_state": lambda: np.random.RandomState(3),
-    "own torch": lambda: torch.Generator().manual_seed(3),
+    "own random": random.Random(3),
+    "own pcg64": np.random.default_rng(3),
+    "own philox": np.random.Generator(np.random.Philox(3)),
+    "own random_state": np.random.RandomState(3),
+    "own torch": torch.Generator().manual_seed(3),
 }
 
 
@@ -68,20 +57,14 @@ class Iterable(IterableDataset):
             yield torch.cat([first, TORCH["randint"](), OTHERS["random"]()])
 
 
-class FromOwn:
-    """A transform with a generator."""
-
-    def __init__(self, generator):
-        self.generator = generator
-
-    def __call__(self):
-        generator = self.generator
-        if isinstance(generator, torch.Generator):
-            return torch.randint(0, 1 << 40, (1,), generator=generator)
-        if isinstance(generator, random.Random):
-            return torch.tensor([generator.getrandbits(40)])
-        draw = getattr(generator, "integers", None) or generator.randint
-        return torch.tensor([int(draw(0, 1 << 40, dtype=np.int64))])
+def draw_from(generator):
+    """What a transform draws from a generator of its own."""
+    if isinstance(generator, torch.Generator):
+        return torch.randint(0, 1 << 40, (1,), generator=generator)
+    if isinstance(generator, random.Random):
+        return torch.tensor([generator.getrandbits(40)])
+    draw = getattr(generator, "integers", None) or generator.randint
+    return torch.tensor([int(draw(0, 1 << 40, dtype=np.int64))])
 
 
 def collate_and_draw(samples):
@@ -109,8 +92,8 @@ def loads(num_workers):
         name: drawn(Drawing(draw, 4), num_workers, seed=4)
         for name, draw in (TORCH | OTHERS).items()
     }
-    for name, make in OWN.items():
-        dataset = Drawing(FromOwn(make()), 4)
+    for name, generator in OWN.items():
+        dataset = Drawing(partial(draw_from, generator), 4)
         found[name] = drawn(dataset, num_workers)
         found[f"{name}, seed=4"] = drawn(dataset, num_workers, seed=4)
     sampled = Drawing(TORCH["randint"], 4)
