@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from spdl_torch import DataLoader
 from spdl_torch.io import batch_storage
-from spdl_torch.loader.backends.processes.wire import LONG_BYTES, File, Wire, socket_pair
+from spdl_torch.loader.backends.processes.wire import LONG_BYTES, Wire, socket_pair
 from spdl_torch.loader.fetching.collating import LARGE_BYTES
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="passes descriptors")
@@ -115,43 +115,6 @@ def test_indices_that_cannot_be_sent_cost_no_memory():
             break
     assert (found, num_errors) == ([0, 1, 2, 3, *range(4, 80, 2)], 38)
     assert most <= 4
-
-
-LENGTHS = [0, 1, 70, LONG_BYTES, LONG_BYTES + 1, 100_000]
-
-
-def all_of(wire):
-    """The messages that have come, with their files."""
-    wire.read()
-    return [(bytes(content), files) for content, files in iter(wire.next, None)]
-
-
-@pytest.mark.parametrize("is_read", [True, False], ids=["in any parts", "while nobody reads"])
-def test_messages_of_any_size_come_in_order_with_their_own_files(is_read, tmp_path):
-    """Neither side ever waits until the other one reads; files come apart from the bytes that they
-    belong to. An end with something unread, as of a child that is killed, is the end."""
-    (ours, theirs), draws, sent, found = map(Wire, socket_pair()), random.Random(0), [], []
-    for number in range(60):
-        path = (tmp_path / str(number)).as_posix() if draws.random() < 0.3 else None
-        sent.append((bytes([number]) * draws.choice(LENGTHS), path))
-        files = [] if path is None else [File(os.open(path, os.O_CREAT | os.O_RDWR))]
-        ours.send(sent[-1][0], *files)
-        if is_read and draws.random() < 0.3:
-            found += all_of(theirs)
-    while len(found) < len(sent):
-        found += all_of(theirs)
-        ours.flush()
-    assert not ours.unsent
-    for (expected, path), (content, files) in zip(sent, found, strict=True):
-        assert (content, len(files)) == (expected, path is not None)
-        for file in files:
-            assert os.path.samestat(os.fstat(file), os.stat(path))
-            assert not os.get_inheritable(file)
-    ours.send(b"a job")
-    theirs.close()
-    assert all_of(ours) == []
-    assert ours.is_over
-    ours.close()
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="lists what is open")
