@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 import textwrap
+from contextlib import suppress
 
 import _spawned
 import _warm
@@ -124,7 +125,6 @@ STUCK = "open({path!r}).close(); "
 ENDS = {
     "exit, stuck": (STUCK + "globals().update(kept=(batches, first))", 0),
     "SIGKILL, stuck": (STUCK + "os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
-    "SIGTERM": ("os.killpg(0, signal.SIGTERM); threading.Event().wait()", -signal.SIGTERM),
     "SIGHUP at the start": (AT_THE_START.strip(), -signal.SIGHUP),
 }
 
@@ -142,35 +142,21 @@ def test_nothing_is_left_however_the_program_ends(how, tmp_path):
     parts = {"tests": str(HELPERS), "dataset": dataset, "end": end.replace("{path!r}", repr(path))}
     file.write_text(textwrap.dedent(PROGRAM.format(**parts)), encoding="utf-8")
     with _warm.start([file], start_new_session=True, ends_whole=True) as program:
-        stdout, stderr = outcome_of_session(program)
+        stdout, stderr = outcome_of(program)
     assert (program.returncode, stderr) == (expected, "")
-    pids = [int(pid) for pid in stdout.split()[1:]]
+    _, *pids = stdout.split()
     assert pids
-    until(lambda: not any(map(is_running, pids)))
     assert not shared_memory_of(program.pid, *pids)
 
 
-def outcome_of_session(program):
-    """What the leader of a session writes until it ends, and after it the last of its children."""
+def outcome_of(program):
+    """What a session's leader and its children, which have its streams, write until the last of
+    them ends."""
     try:
-        output = program.communicate(timeout=5 * PATIENCE_SECONDS)
-        until(lambda: not session_of(program.pid))
+        return program.communicate(timeout=5 * PATIENCE_SECONDS)
     finally:
-        for process in session_of(program.pid):
-            process.kill()
-    return output
-
-
-def session_of(leader):
-    """The processes that belong to a session."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if os.getsid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except (ProcessLookupError, psutil.NoSuchProcess, PermissionError):
-            pass
-    return found
+        with suppress(ProcessLookupError):
+            os.killpg(program.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +212,7 @@ GOES_ON = """
     import multiprocessing, os, signal, sys
     sys.path.insert(0, {tests!r})
     from _inside import pids_of
-    from _isolation_data import Images, image_of
+    from _isolation_data import Images
     from spdl_torch import DataLoader
     from spdl_torch.loader.backends.processes import worker_process as line
 
@@ -310,7 +296,7 @@ def test_loading_goes_on_when_the_group_gets_a_signal(tmp_path):
     (tmp_path / "program.py").write_text(source, encoding="utf-8")
     arguments = ["-W", "error", "-W", NOT_OURS, tmp_path / "program.py"]
     with _warm.start(arguments, start_new_session=True, forks=True) as program:
-        stdout, stderr = outcome_of_session(program)
+        stdout, stderr = outcome_of(program)
     assert stdout.split() == ["loading", "starting", "stopping", "done"], stderr
     assert (program.returncode, stderr) == (0, "")
 

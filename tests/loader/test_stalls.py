@@ -35,57 +35,49 @@ class GatedStream(IterableDataset):
         return map(self.data.__getitem__, range(self.data.length))
 
 
-def message_of_timeout(loader, gate, entered):
+@pytest.mark.parametrize(
+    ("kind", "options", "item"),
+    [
+        (GatedData, {"on_error": "skip"}, "sample index 6"),
+        (GatedData, {"batch_size": None}, "sample index 6"),
+        (GatedBulk, {}, "indices [4, 5, 6, 7]"),
+        (GatedStream, {}, "item 6 of the iterator of GatedStream"),
+    ],
+)
+def test_timeout_names_the_stage_the_item_and_the_stack(kind, options, item):
+    """torch's words come first; ours say whose fault it is."""
+    dataset = kind(8, held=6)
+    options = {"num_workers": 1, "prefetch_factor": 8, "batch_size": 4, **options}
+    loader, began = DataLoader(dataset, timeout=0.1, **options), time.monotonic()
+    text = message_of_timeout(loader, dataset)
+    number = 6 if options["batch_size"] is None else 1
+    assert text.startswith(f"DataLoader timed out after 0.1 seconds. Waiting for batch {number}.")
+    assert f"stage 'fetch', {item}\n" in text
+    (seconds,) = re.findall(rf"spdl-loader-0, batch {number} for (\d+\.\d) s: ", text)
+    assert float(seconds) <= time.monotonic() - began + 0.05  # it is rounded
+    assert "in __getitem__\n    assert self.gate.wait(" in text
+
+
+def test_timeout_names_collate_fn():
+    """The other stage of a worker."""
+    data = GatedData(4, held=0)
+    loader = DataLoader(range(4), num_workers=1, timeout=0.1, collate_fn=lambda _: data[0])
+    text = message_of_timeout(loader, data)
+    assert "batch 0" in text
+    assert "stage 'collate'\n" in text
+    assert "in __getitem__\n" in text
+
+
+def message_of_timeout(loader, data):
     batches = iter(loader)
-    assert entered.wait(PATIENCE_SECONDS), "nobody is stuck"
+    assert data.entered.wait(PATIENCE_SECONDS), "nobody is stuck"
     try:
         while True:
             next(batches)
     except RuntimeError as error:
         return str(error)
     finally:
-        gate.set()
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "item"),
-    [
-        (GatedData, {"batch_size": 4}, "sample index 6"),
-        (GatedData, {"batch_size": 4, "on_error": "skip"}, "sample index 6"),
-        (GatedData, {"batch_size": None}, "sample index 6"),
-        (GatedData, {"batch_size": 4, "rng": "worker"}, "sample index 6"),
-        (GatedBulk, {"batch_size": 4}, "indices [4, 5, 6, 7]"),
-        (GatedStream, {"batch_size": 4}, "item 6 of the iterator of GatedStream"),
-    ],
-)
-def test_timeout_names_the_stage_the_item_and_the_stack(kind, options, item):
-    """torch's words come first; ours say whose fault it is."""
-    dataset = kind(8, held=6)
-    options = {"num_workers": 1, "prefetch_factor": 8, **options}
-    loader, began = DataLoader(dataset, timeout=0.5, **options), time.monotonic()
-    text = message_of_timeout(loader, dataset.gate, dataset.entered)
-    number = 6 if options["batch_size"] is None else 1
-    assert text.startswith(f"DataLoader timed out after 0.5 seconds. Waiting for batch {number}.")
-    assert f"stage 'fetch', {item}\n" in text
-    (seconds,) = re.findall(rf"spdl-loader-0, batch {number} for (\d+\.\d) s: ", text)
-    assert 0.5 <= float(seconds) <= time.monotonic() - began + 0.05  # it is rounded
-    assert "in __getitem__\n    assert self.gate.wait(" in text
-    assert "batch_maker.py" not in text
-
-
-def test_timeout_names_collate_fn():
-    """The other stage of a worker."""
-    gate, entered = threading.Event(), threading.Event()
-
-    def collate(samples):
-        entered.set()
-        assert gate.wait(PATIENCE_SECONDS)
-
-    loader = DataLoader(range(4), num_workers=1, timeout=0.2, collate_fn=collate)
-    text = message_of_timeout(loader, gate, entered)
-    assert "batch 0" in text
-    assert "stage 'collate'\n" in text
-    assert "in collate\n" in text
+        data.gate.set()
 
 
 def open_when_logged(gate, caplog, message):
@@ -95,65 +87,52 @@ def open_when_logged(gate, caplog, message):
         gate.set()
 
 
+def pipeline_of(source, op):
+    return PipelineBuilder().add_source(source).pipe(op, name="stuck").add_sink(1).build()
+
+
 def test_long_wait_is_logged_without_a_timeout(caplog, monkeypatch):
-    """Without a timeout the log says so, and the batch is handed out when it comes."""
+    """The log says so, of a loader or of a pipeline, and what is awaited is handed out when it
+    comes: nobody has to have thought of a timeout or of the flight recorder before."""
     monkeypatch.setattr(channel, "STALL_SECONDS", 0.05)
-    dataset = GatedData(4, held=2)
-    opened = in_thread(open_when_logged, dataset.gate, caplog, "Waiting for batch 2")
-    assert [batch.item() for batch in DataLoader(dataset, num_workers=1)] == [0, 1, 2, 3]
+    data = GatedData(4, held=2)
+    opened = in_thread(open_when_logged, data.gate, caplog, "Waiting for batch 2")
+    assert [batch.item() for batch in DataLoader(data, num_workers=1)] == [0, 1, 2, 3]
     result_of(opened)
     lines = [line for line in caplog.messages if "the loop has waited" in line]
     assert "waited 0.05 s for a batch. Waiting for batch" in lines[0]
     assert any("Waiting for batch 2" in line and "sample index 2\n" in line for line in lines)
 
-
-def test_long_wait_for_a_pipeline_is_logged(caplog, monkeypatch):
-    """Nobody has to have thought of a timeout or of the flight recorder before."""
-    monkeypatch.setattr(channel, "STALL_SECONDS", 0.05)
-    gate = threading.Event()
-
-    def stuck(item):
-        assert gate.wait(PATIENCE_SECONDS)
-        return item
-
-    pipeline = PipelineBuilder().add_source([1]).pipe(stuck, name="stuck").add_sink(1).build()
-    opened = in_thread(open_when_logged, gate, caplog, "Busy threads: spdl-stuck-0.")
-    with pipeline.auto_stop():
-        assert list(pipeline) == [1]
+    data = GatedData(1)
+    busy = "pipeline: the loop has waited 0.05 s for an item. Busy threads: spdl-stuck-0."
+    opened = in_thread(open_when_logged, data.gate, caplog, busy)
+    with (pipeline := pipeline_of([0], data.__getitem__)).auto_stop():
+        assert list(pipeline) == [0]
     result_of(opened)
-    (first, *_) = [line for line in caplog.messages if "the loop has waited" in line]
-    assert first.startswith("pipeline: the loop has waited 0.05 s for an item. Busy threads: ")
 
 
-@pytest.mark.parametrize("where", ["source", "op", "async op"])
-def test_timeout_of_a_pipeline_names_what_is_at_work(where):
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [("source", "spdl-src"), ("op", "spdl-stuck-0"), ("async op", "spdl-loop")],
+)
+def test_timeout_of_a_pipeline_names_what_is_at_work(where, name):
     """The source, the op or the event loop; threads that wait for these are left out."""
-    gate, entered = threading.Event(), threading.Event()
-
-    def wait(item=None):
-        entered.set()
-        assert gate.wait(PATIENCE_SECONDS)
-        return item
+    data = GatedData(1)
 
     async def wait_async(item):
-        entered.set()
-        await asyncio.to_thread(gate.wait, PATIENCE_SECONDS)  # the loop sleeps meanwhile
+        await asyncio.to_thread(data.__getitem__, item)  # the loop sleeps meanwhile
 
-    def source():
-        yield wait() if where == "source" else 1
-
-    op = {"source": str, "op": wait, "async op": wait_async}[where]
-    pipeline = PipelineBuilder().add_source(source()).pipe(op, name="stuck").add_sink(1).build()
+    op = {"source": str, "op": data.__getitem__, "async op": wait_async}[where]
+    pipeline = pipeline_of(map(data.__getitem__, [0]) if where == "source" else [0], op)
     with pipeline.auto_stop():
-        assert entered.wait(PATIENCE_SECONDS)
+        assert data.entered.wait(PATIENCE_SECONDS)
         with pytest.raises(TimeoutError, match=r"no item came within 0\.2 seconds") as caught:
             pipeline.get_item(timeout=0.2)
-        gate.set()
+        data.gate.set()
     text = str(caught.value)
-    names = {"source": "spdl-src", "op": "spdl-stuck-0", "async op": "spdl-loop"}
-    assert f"Busy threads: {names[where]}." in text
+    assert f"Busy threads: {name}." in text
     assert ("Coroutines under way: stuck-0." in text) == (where == "async op")
-    assert ("the event loop" if where == "async op" else "in wait\n") in text
+    assert ("the event loop" if where == "async op" else "in __getitem__\n") in text
 
 
 def test_flight_recorder_logs_the_stacks_of_a_stall(tmp_path, caplog):
