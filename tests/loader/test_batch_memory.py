@@ -1,5 +1,6 @@
 """Batches for a device are made in pinned memory: nothing is packed, nothing is overwritten."""
 
+import functools
 import gc
 import mmap
 import multiprocessing
@@ -98,11 +99,11 @@ def test_piece_is_free_once_its_copy_is_done(backends):
 
 
 def frames(index):
-    """A sample with two large tensors, an array, and what is not a tensor."""
+    """A sample with two large tensors, an array and a number."""
     rng = np.random.default_rng(index)
     clip = torch.from_numpy(rng.integers(0, 256, (2, 64, 65, 3), dtype=np.uint8))
     flow = rng.random((3, 64, 64), dtype=np.float32)
-    return {"clip": clip, "flow": flow, "mask": flow > 0.5, "index": index, "name": str(index)}
+    return {"clip": clip, "flow": flow, "mask": flow > 0.5, "index": index}
 
 
 @pytest.fixture(scope="module")
@@ -112,9 +113,8 @@ def folder(tmp_path_factory):
     for number in range(12):
         (path / str(number % 2)).mkdir(exist_ok=True)
         gray = Image.radial_gradient("L").rotate(30 * number)
-        Image.merge("RGB", [gray, gray.rotate(90), gray]).save(
-            path / str(number % 2) / f"{number}.jpg"
-        )
+        picture = Image.merge("RGB", [gray, gray.rotate(90), gray])
+        picture.save(path / str(number % 2) / f"{number}.jpg")
     return path
 
 
@@ -172,17 +172,8 @@ def epochs(dataset, device=None, *, num_workers, **options):
     return [list(loader) for _ in range(2)]
 
 
-def same(one, other):
-    """Whether batches are equal, their layouts too."""
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other) and (one.dtype, one.stride()) == (
-            other.dtype,
-            other.stride(),
-        )
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    is_list = isinstance(one, list | tuple)
-    return all(map(same, one, other)) if is_list else one == other
+equal = functools.partial(torch.testing.assert_close, rtol=0, atol=0, check_stride=True)
+"""Assert that batches are equal, their layouts too."""
 
 
 @pytest.fixture
@@ -213,7 +204,7 @@ def test_large_tensors_are_not_copied_before_the_wire(
     child has not copied them either. But for a worker's first batch, whose second tensor finds no
     room. Values are those without a device."""
     dataset = DATA[kind](folder)
-    assert same(epochs(dataset, "cuda", **options), epochs(dataset, num_workers=0))
+    equal(epochs(dataset, "cuda", **options), epochs(dataset, num_workers=0))
     num_packed, num_first = sum(size >= SMALL_BYTES for size in packed), 2 * (kind not in WHOLE)
     is_process = options is IN_PROCESS
     assert num_packed <= (0 if is_process else num_first * max(1, options["num_workers"]))
@@ -283,7 +274,7 @@ def test_batches_of_a_pipeline_are_not_copied_before_the_wire(backends, kind, pa
     """As those of a loader; values and names of stages are those without a device."""
     builder = PIPELINES[kind]().add_sink(2)
     datasets = PipelineDataset(builder, device="cuda"), PipelineDataset(builder)
-    assert same(*map(list, datasets))
+    equal(*map(list, datasets))
     names = [[stage.name for stage in dataset.snapshot().stages] for dataset in datasets]
     assert names[0][: len(names[1])] == names[1]
     assert not any(size >= SMALL_BYTES for size in packed)

@@ -20,7 +20,6 @@ from _gates import in_thread, result_of
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.lazy_names import collected_later
 from spdl_torch.machine.garbage import Collections
-from spdl_torch.machine.probes import start_probing, stop_probing
 from spdl_torch.machine.starting import handlers_deferred
 from spdl_torch.observe import recording, recording_gc, tracing
 from spdl_torch.pipeline import PipelineBuilder
@@ -59,16 +58,6 @@ def is_heard(monkeypatch):
 
 
 @contextmanager
-def probing():
-    user = SignalAtStart()
-    start_probing(user)
-    try:
-        yield
-    finally:
-        stop_probing(user)
-
-
-@contextmanager
 def loading():
     next(iterator := iter(DataLoader(list(range(100)), num_workers=2, isolation="thread")))
     yield iterator
@@ -78,13 +67,12 @@ def loading():
     "observed",
     [
         lambda _: nullcontext(),
-        lambda _: probing(),
         lambda _: loading(),
         lambda _: recording_gc(lambda _: None),
         lambda path: tracing(path / "trace.json"),
         lambda path: recording(DataLoader(list(range(10))), path / "run.db"),
     ],
-    ids=["nothing", "probe", "threads", "recording_gc", "tracing", "recording"],
+    ids=["nothing", "threads", "recording_gc", "tracing", "recording"],
 )
 def test_ctrl_c_in_a_collection_is_heard(observed, tmp_path, monkeypatch):
     """Whatever we note of it meanwhile."""
@@ -115,17 +103,15 @@ def test_runs_are_noted_once_with_what_python_says_of_them():
     assert collections.taken() == []
 
 
-@pytest.fixture
-def collector():
-    """It is on before the test, and afterwards as it was."""
+@pytest.fixture(params=[True, False])
+def is_on(request):
+    """Whether the collector is, before the test; afterwards it is as it was."""
     was_on = gc.isenabled()
-    gc.enable()
-    yield
+    (gc.enable if request.param else gc.disable)()
+    yield request.param
     (gc.enable if was_on else gc.disable)()
 
 
-@pytest.mark.usefixtures("collector")
-@pytest.mark.parametrize("is_on", [True, False])
 @pytest.mark.parametrize("ends_first", [True, False])
 def test_collector_is_afterwards_as_it_was(is_on, ends_first):
     """After an error, after a block within a block, and after those of several threads, whichever
@@ -138,24 +124,21 @@ def test_collector_is_afterwards_as_it_was(is_on, ends_first):
             may_end.wait()
             raise ImportError("no such module")
 
-    (gc.enable if is_on else gc.disable)()
-    importing, found = in_thread(import_until), []
+    importing = in_thread(import_until)
     inside.wait()
     with collected_later():
         with collected_later():
-            found.append(gc.isenabled())
+            assert not gc.isenabled()
         if ends_first:
             may_end.set()
             result_of(importing)
     may_end.set()
     result_of(importing)
-    assert found == [False]
     assert gc.isenabled() is is_on
 
 
-@pytest.mark.usefixtures("collector")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-def test_child_that_is_forked_meanwhile_collects():
+def test_child_that_is_forked_meanwhile_collects_as_before(is_on):
     """Nobody in it would switch the collector on: before, in and after a block of its own."""
 
     def collects():
@@ -165,8 +148,7 @@ def test_child_that_is_forked_meanwhile_collects():
         return [*found, gc.isenabled()]
 
     with collected_later():
-        assert found_in_fork(collects) == [True, False, True]
-        assert not gc.isenabled()
+        assert found_in_fork(collects) == [is_on, False, is_on]
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)

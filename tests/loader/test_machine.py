@@ -39,9 +39,9 @@ def container(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("quota", "ranks"), [(2, 1), (1.5, 1), (8, 4), (8, 1), (0.5, 1)])
-def test_all_have_the_same_count_of_cores(container, quota, ranks):
-    """The quota's, divided among the ranks: report, tuner, and the defaults of
-    commands."""
+def test_all_have_the_same_count_of_cores(container, quota, ranks, monkeypatch):
+    """The quota's, divided among the ranks: report, tuner, the defaults of commands, and the
+    warning of more workers than there are cores; 64 would be, by affinity."""
     container(quota, ranks)
     own, whole = quota / ranks, max(1, int(quota / ranks))
     now = probe_counters()
@@ -50,6 +50,11 @@ def test_all_have_the_same_count_of_cores(container, quota, ranks):
     loader = DataLoader(range(4), num_workers="auto")
     assert loader.num_workers == min(8, whole)
     assert limits.whole_cores() == whole
+    monkeypatch.setattr(user_warnings, "_warned", set())
+    with warnings.catch_warnings(action="error"):
+        DataLoader(range(4), num_workers=int(own))
+    with pytest.warns(UserWarning, match=f"create {whole + 1} workers .* on {quota} usable cores"):
+        DataLoader(range(4), num_workers=whole + 1)
 
 
 def test_count_of_cores_is_the_same_on_a_bound_thread():
@@ -62,18 +67,6 @@ def test_count_of_cores_is_the_same_on_a_bound_thread():
         return limits.usable_cores(), len(os.sched_getaffinity(0))
 
     assert result_of(in_thread(count)) == (limits.usable_cores(), 1)
-
-
-@pytest.mark.parametrize(("quota", "ranks"), [(2, 1), (8, 4)])
-def test_warning_of_more_workers_than_cores_counts_the_quota(container, quota, ranks, monkeypatch):
-    """One more than there are cores is told, and as many are not; 64 would be, by affinity."""
-    container(quota, ranks)
-    monkeypatch.setattr(user_warnings, "_warned", set())
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        DataLoader(range(4), num_workers=2)
-    with pytest.warns(UserWarning, match=f"create 3 workers in total.* on {quota} usable cores"):
-        DataLoader(range(4), num_workers=3)
 
 
 LINUX = pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="Linux's statistics")
