@@ -213,7 +213,11 @@ def albumentations(seed):
     steps = parts.RandomResizedCrop(size=(8, 8)), parts.HorizontalFlip(p=0.5)
     compose = parts.Compose([*steps, parts.RandomBrightnessContrast(p=1.0)], seed=seed)
     picture = np.random.default_rng(0).integers(0, 255, (32, 32, 3), dtype=np.uint8)
-    return partial(lambda compose: torch.tensor(compose(image=picture)["image"]).double(), compose)
+
+    def draw(compose):
+        return torch.from_numpy(compose(image=picture)["image"].copy()).double()
+
+    return partial(draw, compose)
 
 
 def monai(seed):
