@@ -4,19 +4,20 @@ import functools
 import re
 import shutil
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import _ways_of_draws
 import pytest
 import torch
 from _datasets import Drawing, Made
-from _loader_helpers import as_list, run_script
+from _loader_helpers import as_list
 from torch import rand as rand_imported_early
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spdl_torch import DataLoader
-from spdl_torch.loader.rng import dispatch
+from spdl_torch.loader.rng import dispatch, patches
 from spdl_torch.loader.rng.keys import StreamKey, epoch_seed
 
 
@@ -32,6 +33,7 @@ def schemas_with_generator():
 
 
 SCHEMAS = dict(schemas_with_generator())
+ONES = torch.ones(9)
 
 # Values that suit an argument by its name, where its type says too little.
 VALUES = {"size": [4], "replacement": False, "p": 0.5}
@@ -149,72 +151,40 @@ def test_operator_draws_from_the_samples_stream(num_workers, way, monkeypatch):
     assert torch.equal(torch.get_rng_state(), process)
 
 
-def loaded_by_torch(lacks):
-    """What a program prints whose torch lacks a name, or none: batches and refusals."""
-    program = """
-        import logging, os, torch
-        from concurrent.futures import ThreadPoolExecutor
-        from functools import partial
-        lacks = os.environ["LACKS"]
-        if lacks:
-            holder, _, last = lacks.rpartition(".")
-            delattr(eval(holder), last)
+class Declared(Made):
+    """May be used by threads."""
 
-        class Drawing(torch.utils.data.Dataset):
-            thread_safe = True
-
-            def __len__(self):
-                return 2_100  # more than are made before the key is needed
-
-            def __getitem__(self, index):
-                return torch.cat([torch.rand(2), torch.dropout(torch.ones(9), 0.5, True)])
-
-        def drawn(num_workers, isolation="auto"):
-            options = {"num_workers": num_workers, "isolation": isolation}
-            batches = [*DataLoader(Drawing(), 100, seed=3, **options), torch.rand(2)]
-            return hash(tuple(number for b in batches for number in b.flatten().tolist()))
-
-        def beside_a_thread():
-            with ThreadPoolExecutor(1) as other:
-                other.submit(int).result()
-                return drawn(0)
-
-        def there():
-            with ThreadPoolExecutor(1, "there") as other:
-                return other.submit(drawn, 0).result()
-
-        ways = [partial(drawn, 0), partial(drawn, 2), beside_a_thread]
-        ways += [partial(drawn, 2, "thread"), there]
-        torch.manual_seed(1)
-        process = torch.get_rng_state()
-        logging.basicConfig(format="%(message)s", level=logging.INFO)
-        for draw in ways:
-            torch.set_rng_state(process)
-            try:
-                print(draw())
-            except RuntimeError as error:
-                print(error)
-    """
-    return run_script(program, ends_whole=False, LACKS=lacks)
+    thread_safe = True
 
 
-def test_torch_without_the_key_loads_in_processes_and_refuses_threads():
+def test_torch_without_the_key_loads_in_processes_and_refuses_threads(monkeypatch, caplog):
     """In processes, and on the main thread, samples draw what they would; other threads say what to
     do instead of drawing other numbers.
     """
-    whole, without = loaded_by_torch(""), loaded_by_torch("torch._C._dispatch_key_parse")
-    *before, threads, there = without.stdout.splitlines()
-    assert before == whole.stdout.splitlines()[:3]
-    assert len(set(whole.stdout.splitlines())) == 1
+    # More samples than are made before the key is needed.
+    dataset = Declared(lambda _: torch.cat([torch.rand(2), functional.dropout(ONES)]), 2_100)
+
+    def drawn(num_workers, **options):
+        return torch.cat(list(DataLoader(dataset, 100, seed=3, num_workers=num_workers, **options)))
+
+    expected = drawn(2)
+    monkeypatch.delattr(torch._C, "_dispatch_key_parse")
+    assert not dispatch.install(patches.of_thread)
+    monkeypatch.setattr(patches, "_is_led_by_key", False)
+    assert torch.equal(drawn(0), expected)
+    caplog.set_level("INFO", "spdl_torch.data")
+    assert torch.equal(drawn(2), expected)
     cannot = f"torch {torch.__version__} cannot redirect the random draws of one thread"
-    assert re.fullmatch(
-        r'DataLoader: its workers would be threads: isolation="thread" was given, but '
-        rf"{re.escape(cannot)}, .*",
-        threads,
-    )
-    assert there.startswith("DataLoader: thread there_0, which is not the main one, makes samples")
-    assert f"in 2 processes: {cannot}." in without.stderr
-    assert "on 2 threads of the training process: Drawing says thread_safe = True." in whole.stderr
+    assert f"in 2 processes: {cannot}." in caplog.text
+    with ThreadPoolExecutor(1, "there") as other:
+        other.submit(int).result()
+        assert torch.equal(drawn(0), expected)
+        refused = "thread there_0, which is not the main one, makes samples"
+        with pytest.raises(RuntimeError, match=refused):
+            other.submit(drawn, 0).result()
+    refused = 'its workers would be threads: isolation="thread" was given, but '
+    with pytest.raises(RuntimeError, match=re.escape(refused + cannot)):
+        drawn(2, isolation="thread")
 
 
 def loaded_inside():
