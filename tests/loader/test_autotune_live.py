@@ -10,12 +10,11 @@ import threading
 
 import pytest
 import torch
-from _datasets import BulkData, GatedData, Made, MapData, StreamData
-from _gates import PATIENCE_SECONDS, spdl_threads, until
-from _inside import crew_of, give_out, is_tuned, resize
+from _datasets import BulkData, Made, MapData, StreamData
+from _gates import PATIENCE_SECONDS, until
+from _inside import crew_of, is_tuned, resize
 from _loader_helpers import ThreadLoader as DataLoader, epoch_of
 from _tuners import RandomTuner, auto
-from torch.utils.data import get_worker_info
 
 from spdl_torch import PipelineDataset
 from spdl_torch.autotune import PerfParams, tuning as tuning_module
@@ -63,39 +62,6 @@ def test_batches_are_those_of_any_fixed_number(dataset, options, isolation, at_r
     if not options.get("in_order", True):
         found, expected = ([sorted(map(str, each)) for each in both] for both in (found, expected))
     assert found == expected
-
-
-def test_workers_join_and_leave():
-    """Four samples are fetched at once after growth, by workers like any other: their ids are below
-    the number that all see, and ``worker_init_fn`` ran on their threads. After shrinking each of
-    three threads leaves after a job, and one is left."""
-    data, inside, began = GatedData(200), {}, {}
-
-    def counted(index):
-        inside[threading.get_ident()] = get_worker_info()
-        return data[0] if index < 20 else index
-
-    loader = DataLoader(
-        Made(counted, 200),
-        num_workers=auto({"num_cores": 1, "max_threads": 8}),
-        worker_init_fn=lambda number: began.setdefault(threading.get_ident(), number),
-    )
-    batches = iter(loader)
-    assert loader.num_workers == 1
-    resize(batches, 4)
-    assert loader.num_workers == 4
-    give_out(batches)
-    until(lambda: len(inside) == 4)
-    assert loader.snapshot().stages[0].concurrency == 4
-    data.gate.set()
-    resize(batches, 1)
-    assert loader.num_workers == 1
-    got = len([next(batches) for _ in range(100)])
-    until(lambda: sum(t.name.startswith("spdl-loader") for t in spdl_threads()) == 1)
-    assert got + len(list(batches)) == 200
-    assert {thread: info.id for thread, info in inside.items()} == began
-    assert sorted(began.values()) == [0, 1, 2, 3]
-    assert {info.num_workers for info in inside.values()} == {8}
 
 
 def test_workers_that_are_about_to_leave_are_not_counted(monkeypatch):

@@ -8,7 +8,7 @@ import random
 import signal
 import sys
 import threading
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from time import monotonic
 
 import psutil
@@ -24,21 +24,17 @@ from spdl_torch import DataLoader
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="sends signals")
 
 
-class AtTime:
-    """Interrupts the main thread so many seconds later, wherever it is: in a wait, too."""
-
-    def __init__(self, seconds):
-        self.where = f"after {seconds} s"
-        self.seconds = seconds
-
-    def __enter__(self):
-        self.before = signal.signal(signal.SIGALRM, signal.default_int_handler)
-        signal.setitimer(signal.ITIMER_REAL, self.seconds)
-
-    def __exit__(self, *_):
+@contextmanager
+def at_time(seconds):
+    """Interrupt the main thread so many seconds later, wherever it is: in a wait, too."""
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
         signal.signal(signal.SIGALRM, signal.SIG_IGN)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, self.before)
+        signal.signal(signal.SIGALRM, before)
 
 
 def belongings():
@@ -73,17 +69,14 @@ def whole_life(rng, isolation):
 
 
 def interrupted_life(rng, isolation, interrupt):
-    """Whether it was interrupted."""
     try:
         with interrupt:
             whole_life(rng, isolation)
     except KeyboardInterrupt:
-        return True
+        pass
     except RuntimeError as error:  # Python's own again: its Condition, interrupted while it waits
         if not isinstance(error.__context__, KeyboardInterrupt):
             raise
-        return True
-    return False
 
 
 @pytest.fixture
@@ -130,10 +123,9 @@ def test_epoch_is_whole_after_ctrl_c_where_a_persistent_loader_began_one(before,
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_nothing_is_left_when_ctrl_c_comes_for_long(before, isolation, long_seconds):
     """At other places in every run, and at any moment, waits included."""
-    rng, end, counts = random.Random(), monotonic() + long_seconds, [0, 0]
+    rng, end = random.Random(), monotonic() + long_seconds
     while monotonic() < end:
-        interrupt = rng.choice([AtCall(rng.randrange(5_000)), AtTime(rng.random() / 8)])
-        counts[0] += 1
-        counts[1] += interrupted_life(rng, isolation, interrupt)
-        assert_nothing_is_left(before, interrupt.where)
-    print(f"{counts[1]} lives were interrupted, {counts[0] - counts[1]} ended first")
+        place, seconds = rng.randrange(5_000), rng.random() / 8
+        interrupt = rng.choice([AtCall(place), at_time(seconds)])
+        interrupted_life(rng, isolation, interrupt)
+        assert_nothing_is_left(before, getattr(interrupt, "where", f"after {seconds} s"))

@@ -90,22 +90,23 @@ class Thing:
 def test_live_objects_are_listed_while_others_come_and_go():
     """At each step of a reader, which is what another thread does; none is kept alive, and one that
     took the number of another that is gone is listed all the same."""
-    things, kept = LiveObjects(), [Thing() for _ in range(10)]
-    for thing in kept:
-        things.add(thing)
-    for thing in things.now():
+    things, kept = LiveObjects(), []
+
+    def add():
         kept.append(Thing())
         things.add(kept[-1])
+
+    for _ in range(10):
+        add()
+    for thing in things.now():
+        add()
         del thing, kept[0]
     assert things.now()[-len(kept) :] == kept
-    kept.clear()
     for _ in range(500):  # each is soon where the last one was
+        kept.clear()
         gc.collect(0)
-        things.add(thing := Thing())
-        assert things.now() == [thing]
-        del thing
-    kept.append(Thing())
-    things.add(kept[0])
+        add()
+        assert things.now() == kept
     things.clear()
     assert things.now() == []
 
@@ -128,18 +129,15 @@ HELD_UP = reading(0.5, stage("fetch", busy=0.98, cpu=0.25))
 """Training waits for threads that wait themselves, as for a GIL."""
 
 
-def test_verdict_names_the_switch_of_a_python_that_can_do_without_its_gil(monkeypatch):
+@pytest.mark.parametrize("has_gil", [True, False])
+def test_verdict_names_the_switch_of_a_python_that_can_do_without_its_gil(has_gil, monkeypatch):
     """An interpreter of the free-threaded build whose GIL is on; others have no such switch."""
     monkeypatch.setattr(readings.sysconfig, "get_config_var", lambda name: 1)
-    for has_gil in (True, False):
-        monkeypatch.setattr(readings.sys, "_is_gil_enabled", lambda has=has_gil: has, raising=False)
-        assert readings.could_go_without_gil() is has_gil
-        assert readings.has_gil() is has_gil
-    on = Probes(gil_seconds=6e-3, could_go_without_gil=True)
-    assert judge(HELD_UP, probes=on).cause is Cause.GIL
-    assert "PYTHON_GIL=0" in judge(HELD_UP, probes=on).action
-    off = replace(on, could_go_without_gil=False)
-    assert "PYTHON_GIL" not in judge(HELD_UP, probes=off).action
+    monkeypatch.setattr(readings.sys, "_is_gil_enabled", lambda: has_gil, raising=False)
+    assert readings.has_gil() is readings.could_go_without_gil() is has_gil
+    verdict = judge(HELD_UP, probes=Probes(gil_seconds=6e-3, could_go_without_gil=has_gil))
+    assert verdict.cause is Cause.GIL
+    assert ("PYTHON_GIL=0" in verdict.action) is has_gil
 
 
 LOOKS = (  # when the loop gets a batch, and what the report says then

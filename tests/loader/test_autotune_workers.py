@@ -1,9 +1,10 @@
-"""``num_workers="auto"`` where the workers are processes, which join and leave as an epoch runs."""
+"""``num_workers="auto"``: workers join and leave as an epoch runs."""
 
 import gc
 import os
 import select
 import signal
+import threading
 import weakref
 
 import pytest
@@ -12,7 +13,7 @@ from _datasets import Indices
 from _gates import num_fds, until
 from _inside import children_of, crew_of, give_out, resize, tuning_of
 from _isolated import children, nothing_left, release_what_has_ended
-from _loader_helpers import PATIENCE_SECONDS, DataLoader
+from _loader_helpers import PATIENCE_SECONDS, DataLoader, assert_threads_end
 from _readings import shown
 from _tuners import auto
 from torch.utils.data import Dataset, get_worker_info
@@ -25,8 +26,11 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 
 
 class WhoWaits(Dataset):
-    """A sample says which process and worker made it. The first five wait until ``open`` is called;
-    pipes, because a process may be killed while it waits."""
+    """A sample says which thread made it, the only one of its process or not, whether that has
+    begun as a worker, and as which. The first five wait until ``open`` is called; pipes, because a
+    process may be killed while it waits."""
+
+    begun = None
 
     def __init__(self):
         self.gate, self.inside = os.pipe(), os.pipe()
@@ -49,37 +53,47 @@ class WhoWaits(Dataset):
         if index < 5:
             os.write(self.inside[1], b".")
             assert select.select([self.gate[0]], [], [], PATIENCE_SECONDS)[0]
-        info = get_worker_info()
-        return torch.tensor([index, os.getpid(), info.id, info.num_workers])
+        info, thread = get_worker_info(), threading.get_native_id()
+        return torch.tensor([index, thread, self.begun == thread, info.id, info.num_workers])
 
 
-def test_processes_join_and_leave_in_an_epoch():
-    """Four samples are made at once after growth. Those that leave answer their jobs first, and
-    end; figures and rows of all are kept."""
+def begin(number):
+    """A ``worker_init_fn``."""
+    get_worker_info().dataset.begun = threading.get_native_id()
+
+
+@pytest.mark.parametrize(
+    ("isolation", "kind"), [("thread", "worker"), ("process", "worker process")]
+)
+def test_workers_join_and_leave_in_an_epoch(isolation, kind):
+    """Four samples are made at once after growth, by workers like any other: their ids are below
+    the number that all see. Those that leave answer their jobs first, and end; figures and rows of
+    all are kept."""
     list(DataLoader(Indices(4), num_workers=1, isolation="process"))  # opens what stays
     release_what_has_ended()
     before, dataset = num_fds(), WhoWaits()
-    loader = DataLoader(dataset, num_workers=auto({"num_cores": 1, "max_threads": 6}))
+    options = {"isolation": isolation, "worker_init_fn": begin}
+    loader = DataLoader(dataset, num_workers=auto({"num_cores": 1, "max_threads": 6}), **options)
     batches = iter(loader)
     resize(batches, 4)
     give_out(batches)
-    dataset.wait_inside(4)  # the first process has the second sample as well
-    assert len(children()) == 4
+    dataset.wait_inside(4)  # the first one has the second sample as well
+    assert loader.num_workers == loader.snapshot().stages[0].concurrency == 4
     resize(batches, 1)
     dataset.open()
     made = torch.cat(list(batches)).tolist()
     assert [index for index, *_ in made] == list(range(60))
-    assert len({pid for _, pid, *_ in made}) == 4
-    assert {number for *_, number, _ in made} == {0, 1, 2, 3}
-    assert {number for *_, number in made} == {6}
-    assert {pid for index, pid, *_ in made if index >= 8} == {made[0][1]}
+    assert len({thread for _, thread, *_ in made}) == 4
+    assert {tuple(others) for _, _, *others in made} == {(1, number, 6) for number in range(4)}
+    assert len({thread for index, thread, *_ in made if index >= 8}) == 1
     assert loader.snapshot().stages[0].tasks.num_tasks == 60
-    assert loader.report().placement.num_processes == 1
+    assert loader.report().placement.num_processes == (isolation == "process")
     rows = [row.name for row in loader.profile().timelines[0].rows if row.role == "stage"]
-    assert rows == [f"worker process[{n}]" for n in range(4)]
-    assert children_of(batches).keys() == {0}
+    kind = "worker" if isolation == "thread" else "worker process"
+    assert rows == [f"{kind}[{n}]" for n in range(4)]
     del loader, batches, dataset
     gc.collect()
+    assert_threads_end()
     release_what_has_ended()
     assert num_fds() == before
 
