@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from spdl_torch import DataLoader
 from spdl_torch.io import batch_storage
-from spdl_torch.loader.backends.processes.wire import LONG_BYTES, Wire, socket_pair
+from spdl_torch.loader.backends.processes.wire import LONG_BYTES, File, Wire, socket_pair
 from spdl_torch.loader.fetching.collating import LARGE_BYTES
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="passes descriptors")
@@ -115,6 +115,32 @@ def test_indices_that_cannot_be_sent_cost_no_memory():
             break
     assert (found, num_errors) == ([0, 1, 2, 3, *range(4, 80, 2)], 38)
     assert most <= 4
+
+
+def test_messages_of_any_size_come_in_order_with_their_own_files(tmp_path):
+    """Though nobody reads meanwhile: more than a socket takes is sent, in parts, as it is read. An
+    end with something unread, as of a child that is killed, is the end."""
+    (ours, theirs), draws, sent, found = map(Wire, socket_pair()), random.Random(0), [], []
+    for number in range(60):
+        path = tmp_path / str(number) if draws.random() < 0.3 else None
+        size = draws.choice([0, 1, 70, LONG_BYTES, LONG_BYTES + 1, 100_000])
+        sent.append((bytes([number]) * size, path))
+        files = [] if path is None else [File(os.open(path, os.O_CREAT | os.O_RDWR))]
+        ours.send(sent[-1][0], *files)
+    while len(found) < len(sent):
+        theirs.read()
+        found += [(bytes(content), files) for content, files in iter(theirs.next, None)]
+        ours.flush()
+    for (expected, path), (content, files) in zip(sent, found, strict=True):
+        assert (content, len(files)) == (expected, path is not None)
+        for file in files:
+            assert os.path.samestat(os.fstat(file), os.stat(path))
+    ours.send(b"a job")
+    theirs.close()
+    ours.read()
+    assert ours.next() is None
+    assert ours.is_over
+    ours.close()
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="lists what is open")
