@@ -17,8 +17,9 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spdl_torch import DataLoader
-from spdl_torch.loader.rng import dispatch, patches
+from spdl_torch.loader.rng import dispatch
 from spdl_torch.loader.rng.keys import StreamKey, epoch_seed
+from spdl_torch.loader.rng.patches import of_thread
 
 
 def schemas_with_generator():
@@ -169,8 +170,8 @@ def test_torch_without_the_key_loads_in_processes_and_refuses_threads(monkeypatc
 
     expected = drawn(2)
     monkeypatch.delattr(torch._C, "_dispatch_key_parse")
-    assert not dispatch.install(patches.of_thread)
-    monkeypatch.setattr(patches, "_is_led_by_key", False)
+    assert not dispatch.install(of_thread)
+    monkeypatch.setattr("spdl_torch.loader.rng.patches._is_led_by_key", False)
     assert torch.equal(drawn(0), expected)
     caplog.set_level("INFO", "spdl_torch.data")
     assert torch.equal(drawn(2), expected)
