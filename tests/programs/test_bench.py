@@ -13,7 +13,7 @@ import pytest
 import torch
 from _datasets import Indices
 from _folders import ROOT
-from _gpus import OnHost, as_torchs, gpu
+from _gpus import as_torchs, gpu
 from _loader_helpers import no_thread_left
 from _measures_here import measure_here
 from _moving_noise import write_video
@@ -30,7 +30,7 @@ from bench.loaders import (
     torch_loader,
 )
 from bench.peers import installed, left_out
-from bench.tables import TABLES, BenchOptions, load_table
+from bench.tables import TABLES, BenchOptions
 from PIL import Image
 
 __all__ = ["gpu", "no_thread_left"]
@@ -63,10 +63,10 @@ def test_every_loader_gives_each_sample_once(name):
     assert sorted(map(len, batches)) == [2, 4, 4, 4, 4, 4]
 
 
-def bench(options, **more):
+def bench(options):
     """Exit status and what was printed."""
     out, progress = io.StringIO(), io.StringIO()
-    status = run_bench(options, out, progress, **more)
+    status = run_bench(options, out, progress, run=measure_here)
     return status, out.getvalue(), progress.getvalue()
 
 
@@ -102,14 +102,9 @@ def videos(tmp_path_factory):
 def test_smoke_run_of_a_table(table, photographs, videos, tmp_path):
     """Every table runs to its end: ours is measured, JSON is written."""
     data = videos if table == "clips" else photographs
-    options = BenchOptions(
-        table=table,
-        rounds=1,
-        smoke=True,
-        data=data,
-        json=tmp_path / "figures.json",
-    )
-    status, printed, progress = bench(options, run=measure_here)
+    figures = tmp_path / "figures.json"
+    options = BenchOptions(table=table, rounds=1, smoke=True, data=data, json=figures)
+    status, printed, progress = bench(options)
     figures = json.loads(options.json.read_text())
     assert (status, figures["failures"]) == (0, {}), progress
     assert set(figures) == KEYS
@@ -127,16 +122,9 @@ def test_contender_that_fails_is_a_row_with_its_error(photographs, tmp_path):
     """The others are measured all the same. A PNG that is called JPEG is Pillow's business."""
     (tmp_path / "fish").mkdir()
     Image.open(photographs / "cat" / "0.jpg").save(tmp_path / "fish" / "0.jpg", format="PNG")
-    status, printed, progress = bench(
-        BenchOptions(
-            table="photographs",
-            rounds=2,
-            smoke=True,
-            data=tmp_path,
-            only=("torch, Pillow", "torch, torchvision"),
-        ),
-        run=measure_here,
-    )
+    only = ("torch, Pillow", "torch, torchvision")
+    options = BenchOptions(table="photographs", rounds=2, smoke=True, data=tmp_path, only=only)
+    status, printed, progress = bench(options)
     assert status == 0
     (failed,) = [line for line in printed.splitlines() if "failed: " in line]
     assert failed.startswith("torch, torchvision")
@@ -200,7 +188,7 @@ def test_smoke_run_measures_every_way_of_torch_and_ours(gpu, monkeypatch, tmp_pa
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a stand-in")
     options = BenchOptions(table="transfer", rounds=1, smoke=True, json=tmp_path / "figures.json")
     with as_torchs(gpu, monkeypatch, device_copies):
-        status, _, _ = bench(options, run=measure_here)
+        status, _, _ = bench(options)
     figures = json.loads(options.json.read_text())
     assert (status, figures["failures"]) == (0, {})
     assert figures["settings"]["device"] == "a stand-in"
@@ -221,27 +209,14 @@ def test_without_a_gpu_it_says_so(monkeypatch, capsys):
 
 
 @PROMPT
-@pytest.mark.parametrize("name", WAYS)
-def test_way_that_loses_a_batch_fails(gpu, monkeypatch, name):
+def test_way_that_loses_a_batch_fails(gpu, monkeypatch):
     """Its figure would be of less work than the others'."""
-    batch = device_copies.make_batch(2, 8)
+    batch, (way, *_) = device_copies.make_batch(2, 8), device_copies.WAYS.values()
 
     def losing(batches):
-        return itertools.islice(device_copies.WAYS[name](batches), device_copies.WARM_UP + 3)
+        return itertools.islice(way(batches), device_copies.WARM_UP + 3)
 
     with as_torchs(gpu, monkeypatch, device_copies):
-        assert device_copies.seconds_of(device_copies.WAYS[name], batch, 4) > 0
+        assert device_copies.seconds_of(way, batch, 4) > 0
         with pytest.raises(RuntimeError, match="arrived with other contents"):
             device_copies.seconds_of(losing, batch, 4)
-
-
-@PROMPT
-@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true")
-@pytest.mark.parametrize("name", ["ours, threads, GPU", "ours, processes, GPU", "torch, GPU"])
-def test_hand_over_is_measured_on_a_gpu(gpu, monkeypatch, name):
-    """Of ours and of torch's, which the loop moves."""
-    monkeypatch.setattr(torch.cuda, "synchronize", gpu.device.drain)
-    table = load_table("hand-over")
-    with OnHost():
-        found = table.measure(table.contender(name), {"num_workers": 2, "batches": 10})
-    assert found["median_us"] >= found["receiving_us"] > 0

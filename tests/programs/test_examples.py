@@ -175,43 +175,38 @@ def wait_until_it_loads(process):
 
 def test_every_image_is_loaded_once_when_workers_share_the_list(images, tmp_path):
     """Together the workers take each line of the list exactly once, in batches of their own."""
-    num_workers = 3
     flist = tmp_path / "list.txt"
     flist.write_text("\n".join(str(path) for path in images.rglob("*.jpg")))
-    options = ["--input-flist", flist, "--batch-size", 4, "--num-workers", num_workers]
+    options = ["--input-flist", flist, "--batch-size", 4, "--num-workers", 3]
     printed, complaints = start(*options).communicate(timeout=SECONDS)
-    shares = [len(range(number, NUM_IMAGES, num_workers)) for number in range(num_workers)]
     assert complaints == ""
-    num_batches = sum(-(-share // 4) for share in shares)
+    num_batches = sum(-(-len(range(n, NUM_IMAGES, 3)) // 4) for n in range(3))
     assert frames_and_batches(printed) == (NUM_IMAGES, num_batches)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
-def test_workers_end_with_the_program(endless, images, signum):
-    """Ctrl-C reaches the whole process group; the workers do not die of it, they finish. Where the
-    program can, it prints the figures so far, of less than everything."""
-    process = start("--input-flist", endless, "--prefix", images, "--interval", "0.2")
-    before = wait_until_it_loads(process)
-    workers = psutil.Process(process.pid).children(recursive=True)
-    (os.killpg if signum == signal.SIGINT else os.kill)(process.pid, signum)
-    printed, complaints = process.communicate(timeout=SECONDS)
-    assert workers
-    assert psutil.wait_procs(workers, timeout=SECONDS)[1] == []
-    if signum != signal.SIGKILL:
-        assert (process.returncode, complaints) == (128 + signum, "")
-        assert f"stopped by {signum.name}" in printed
+def test_workers_end_with_the_program(endless, images):
+    """Where one of them dies: the other one is stopped, the message says which and how. By Ctrl-C,
+    which reaches the whole process group: the workers do not die of it, they finish. The program
+    prints the figures so far, of less than everything."""
+    options = ["--input-flist", endless, "--prefix", images, "--interval", "0.2"]
+    for is_killed in (True, False):
+        process = start(*options, "--num-workers", 2)
+        before = wait_until_it_loads(process)
+        workers = psutil.Process(process.pid).children(recursive=True)
+        if is_killed:
+            victim = int(re.search(r"worker 1 \(cpu\): process (\d+)", before)[1])
+            os.kill(victim, signal.SIGKILL)
+        else:
+            os.killpg(process.pid, signal.SIGINT)
+        printed, complaints = process.communicate(timeout=SECONDS)
+        assert len(workers) >= 2
+        assert psutil.wait_procs(workers, timeout=SECONDS)[1] == []
         loaded = frames_and_batches(printed)[0]
         so_far = frames_and_batches(before.splitlines()[-1], "so far")[0]
         assert 0 < so_far <= loaded < NUM_IMAGES * 15_000
-
-
-def test_program_fails_when_a_worker_dies(endless, images):
-    """The other worker is stopped, the message says which and how, the figures are printed."""
-    options = ["--input-flist", endless, "--prefix", images, "--interval", "0.2"]
-    process = start(*options, "--num-workers", 2)
-    printed = wait_until_it_loads(process)
-    os.kill(int(re.search(r"worker 1 \(cpu\): process (\d+)", printed)[1]), signal.SIGKILL)
-    printed, complaints = process.communicate(timeout=SECONDS)
-    assert process.returncode == 1
-    assert complaints.startswith("worker 1 (cpu): the process was killed by SIGKILL.")
-    assert frames_and_batches(printed)[0] > 0
+        if is_killed:
+            assert process.returncode == 1
+            assert complaints.startswith("worker 1 (cpu): the process was killed by SIGKILL.")
+        else:
+            assert (process.returncode, complaints) == (128 + signal.SIGINT, "")
+            assert "stopped by SIGINT" in printed

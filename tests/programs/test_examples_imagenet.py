@@ -23,6 +23,7 @@ from spdl_torch.errors import DecodeError
 EXAMPLES = ROOT / "examples"
 NUM_TRAIN, NUM_VALIDATION = 24, 7
 RATES = re.compile(r"[\d.]+ images/s|  waiting.*")
+"""What depends on how fast the machine is."""
 
 pytestmark = [
     *LIGHTNINGS_WARNINGS,
@@ -86,11 +87,6 @@ def validation_of(printed):
     return re.findall(r"validation: (loss .* on \d+ images)", printed)[-1]
 
 
-def without_rates(printed):
-    """What does not depend on how fast the machine is."""
-    return RATES.sub("", printed)
-
-
 def test_ranks_count_every_validation_image_once_when_shards_are_uneven(
     photographs, tmp_path, capsys
 ):
@@ -107,7 +103,8 @@ def test_ranks_count_every_validation_image_once_when_shards_are_uneven(
 def test_resumed_run_equals_one_that_was_not_interrupted(
     photographs, tmp_path, capsys, monkeypatch
 ):
-    """Weights, momentum, order, crops and mixup: the second epoch has the same figures."""
+    """Weights, momentum, order, crops and mixup: the second epoch has the same figures. An earlier
+    run is not overwritten when --resume was forgotten."""
     recipe = ("--epochs", 2, "--mixup", 0.2, "--auto-augment", "ta_wide", "--ema-decay", 0.5)
     run_here(photographs, tmp_path / "whole", *recipe)
     whole = capsys.readouterr().out
@@ -121,12 +118,14 @@ def test_resumed_run_equals_one_that_was_not_interrupted(
         patch.setattr(classification, "save", save_and_interrupt)
         with pytest.raises(KeyboardInterrupt, match="after the first epoch"):
             run_here(photographs, tmp_path / "parts", *recipe)
-    capsys.readouterr()
+    with pytest.raises(SystemExit, match="2"):
+        run_here(photographs, tmp_path / "parts", *recipe)
+    assert "Pass --resume" in capsys.readouterr().err
     run_here(photographs, tmp_path / "parts", *recipe, "--resume")
     resumed = capsys.readouterr().out
     second_epoch = "\n".join(re.findall("^epoch 2/2.*", whole, flags=re.M))
     assert second_epoch
-    assert without_rates(second_epoch) in without_rates(resumed)
+    assert RATES.sub("", second_epoch) in RATES.sub("", resumed)
     assert "epoch 1/2" not in resumed
 
 
@@ -155,14 +154,6 @@ def test_interrupt_ends_the_program_at_once_without_a_traceback(photographs, tmp
     assert program.returncode == 130
     assert "Traceback" not in errors
     assert "interrupted; --resume goes on" in errors
-
-
-def test_earlier_run_is_not_overwritten_when_resume_was_forgotten(photographs, tmp_path, capsys):
-    """A checkpoint of days is not lost to a typing error."""
-    (tmp_path / "last.pt").touch()
-    with pytest.raises(SystemExit, match="2"):
-        run_here(photographs, tmp_path)
-    assert "Pass --resume" in capsys.readouterr().err
 
 
 def test_one_folder_is_split_and_a_bad_photograph_is_named(tmp_path):

@@ -56,44 +56,28 @@ def touch(root, *paths):
         (root / path).touch()
 
 
-def predictions(path):
-    """By path: what the csv says."""
-    with open(path, encoding="utf-8", newline="") as file:
-        return {row["path"]: row for row in csv.DictReader(file)}
-
-
 def test_list_finds_files_when_they_are_named_in_any_known_way(tmp_path):
     """Cut or whole, flat or in class folders, replaced or missing."""
-    touch(
-        tmp_path,
-        "train/arm wrestling/cut_000003_000013.mp4",
-        "train/broken_000000_000010.mp4",
-        "replacement/broken_000000_000010.mp4",
-        "whole.mkv",
-        "train/yoga/both_000001_000011.mp4",
-        "val/yoga/both_000001_000011.mp4",
-        "val/yoga/both_000001_000011.txt",
-    )
-    train = tmp_path / "train.csv"
+    files = {
+        "train/arm wrestling/cut_000003_000013.mp4": (0, None),
+        "replacement/broken_000000_000010.mp4": (1, None),
+        "whole.mkv": (1, (7.0, 17.0)),
+        "train/yoga/both_000001_000011.mp4": (1, None),
+    }
+    touch(tmp_path, *files, "train/broken_000000_000010.mp4", "val/yoga/both_000001_000011.mp4")
+    touch(tmp_path, "val/yoga/both_000001_000011.txt")
+    train, val = tmp_path / "train.csv", tmp_path / "val.csv"
     train.write_text(
         HEADER
         + "arm wrestling,cut,3,13,train\nyoga,broken,0,10,train\nyoga,whole,7,17,train\n"
         + "yoga,both,1,11,train\nyoga,gone,0,10,train\n"
     )
-    val = tmp_path / "val.csv"
     val.write_text(HEADER + "yoga,both,1,11,validate\nzumba,absent,0,10,validate\n")
     listings = _k400.list_videos(tmp_path, [train, val])
-    found = [
-        (Path(video.path).relative_to(tmp_path).as_posix(), video.label, video.window)
+    assert files == {
+        Path(video.path).relative_to(tmp_path).as_posix(): (video.label, video.window)
         for video in listings["train"].videos
-    ]
-    assert found == [
-        ("train/arm wrestling/cut_000003_000013.mp4", 0, None),
-        ("replacement/broken_000000_000010.mp4", 1, None),
-        ("whole.mkv", 1, (7.0, 17.0)),
-        ("train/yoga/both_000001_000011.mp4", 1, None),
-    ]
-    assert listings["train"].missing == ["gone_000000_000010"]
+    }
     assert str(listings["train"]) == ("4 videos of 3 classes, missing: 1 (gone_000000_000010)")
     assert [Path(video.path).parent.parent.name for video in listings["val"].videos] == ["val"]
     assert listings["val"].classes == ["arm wrestling", "yoga", "zumba"]
@@ -129,26 +113,27 @@ def test_clips_are_inside_of_the_video_and_of_its_part(program, train):
 
 def test_predictions_are_the_same_when_another_loader_is_used(program, root, tmp_path, capsys):
     """Train, validate, and validate the checkpoint again with each loader: equal to the digit."""
-    common = ["--smoke", "--data", str(root)]
-    trained = tmp_path / "trained.csv"
-    logs = tmp_path / "logs"
-    program.main([*common, "--log-dir", str(logs), "--predictions", str(trained)])
+    common, logs = ["--smoke", "--data", str(root)], tmp_path / "logs"
+
+    def predicted(*options):
+        program.main([*common, "--predictions", str(tmp_path / "predicted.csv"), *options])
+        with open(tmp_path / "predicted.csv", encoding="utf-8", newline="") as file:
+            return {row["path"]: row for row in csv.DictReader(file)}
+
+    trained = predicted("--log-dir", str(logs))
     printed = capsys.readouterr().out
     for number in range(2):
         for split in ("training", "validation"):
             line = rf"^epoch {number} {split}: 4 videos, loss \d.*top-1 .*top-5 .*, 0 skipped$"
             assert re.search(line, printed, re.M), printed
     (metrics,) = logs.rglob("metrics.csv")
-    assert {"train/loss", "train/top1", "val/top1", "val/top5"} <= set(
-        metrics.read_text().splitlines()[0].split(",")
-    )
-    assert len(predictions(trained)) == 4
-    for loader, num_workers in (("threads", 2), ("pipeline", 2), ("torch", 0)):
-        again = tmp_path / f"{loader}.csv"
-        checkpoint = ["--checkpoint", str(logs / "checkpoints" / "last.ckpt")]
-        options = ["--loader", loader, "--num-workers", str(num_workers), *checkpoint]
-        program.main([*common, "--evaluate", *options, "--predictions", str(again)])
-        assert predictions(again) == predictions(trained), loader
+    names = metrics.read_text().splitlines()[0].split(",")
+    assert {"train/loss", "train/top1", "val/top1", "val/top5"} <= {*names}
+    assert len(trained) == 4
+    checkpoint = ["--evaluate", "--checkpoint", str(logs / "checkpoints" / "last.ckpt")]
+    for loader, num_workers in (("threads", "2"), ("pipeline", "2"), ("torch", "0")):
+        options = ["--loader", loader, "--num-workers", num_workers]
+        assert predicted(*checkpoint, *options) == trained, loader
 
 
 @pytest.mark.parametrize("loader", ["threads", "pipeline"])
