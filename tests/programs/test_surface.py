@@ -123,9 +123,8 @@ def test_arguments_are_those_of_the_list(heading):
 
 def test_commands_and_options_are_those_of_the_list():
     """A command's line, and one for each of its options."""
-    (commands,) = (
-        each for each in _parser()._actions if isinstance(each, argparse._SubParsersAction)
-    )
+    kind = argparse._SubParsersAction
+    (commands,) = (each for each in _parser()._actions if isinstance(each, kind))
     found = []
     for name, parser in commands.choices.items():
         found += [name, *(f"{name} {option}" for option in options_of(parser))]
@@ -142,21 +141,12 @@ def options_of(parser):
 
 def test_statistics_file_has_the_tables_and_columns_of_the_list(recorded):
     """Views and tables alike."""
-    with closing(sqlite3.connect(recorded.path)) as file:
-        tables = [
-            name
-            for (name,) in file.execute(
-                "SELECT name FROM sqlite_master WHERE type IN ('table', 'view')"
-            )
-        ]
-        columns = {
-            table: [row[1] for row in file.execute(f"PRAGMA table_info({table})")]
-            for table in tables
-        }
-    assert_is(
-        "statistics file",
-        [f"{table}.{name}" for table, names in columns.items() for name in names],
+    query = (
+        "SELECT t.name || '.' || c.name FROM sqlite_master t, pragma_table_info(t.name) c"
+        " WHERE t.type IN ('table', 'view')"
     )
+    with closing(sqlite3.connect(recorded.path)) as file:
+        assert_is("statistics file", [name for (name,) in file.execute(query)])
 
 
 def test_events_of_a_recording_are_those_of_the_list(recorded, tmp_path, monkeypatch):
@@ -167,15 +157,8 @@ def test_events_of_a_recording_are_those_of_the_list(recorded, tmp_path, monkeyp
     with recording(tuned, tmp_path / "tuned.db"):
         assert len(list(tuned)) == 64
     events = query_event_stats(recorded.path) + query_event_stats(tmp_path / "tuned.db")
-    assert_is(
-        "events",
-        {
-            f"{event.event_name}.{key}"
-            for event in events
-            if not event.event_name.startswith("gc_")
-            for key in event.details
-        },
-    )
+    ours = [event for event in events if not event.event_name.startswith("gc_")]
+    assert_is("events", {f"{event.event_name}.{key}" for event in ours for key in event.details})
 
 
 def test_metrics_of_loggers_are_those_of_the_list(recorded):

@@ -39,8 +39,7 @@ def test_reproducible_loader_passes_and_all_generators_are_put_back():
     ("make", "isolation", "reason"),
     [
         (lambda _: _early_names.random(), "thread", r" of random, as `from random import random`"),
-        (lambda _: _early_names.random(), "auto", r" of random, as `from random import random`"),
-        (lambda _: _early_names.rand(2), "thread", r" of numpy\.random, as a name imported"),
+        (lambda _: _early_names.rand(2), "auto", r" of numpy\.random, as a name imported"),
         (lambda _: np.random.default_rng().random(), "thread", r"s that each sample makes"),
     ],
 )
@@ -65,18 +64,6 @@ class Counts(Made):
         return self.parts["counter"][0] + torch.zeros(1)
 
 
-class Deals(IterableDataset):
-    """Items drawn from a generator of its own, which the loader leaves alone; from one state on
-    each worker, but from another in each run."""
-
-    def __init__(self):
-        self.rng = np.random.default_rng()
-
-    def __iter__(self):
-        for _ in range(12):
-            yield self.rng.random()
-
-
 def with_closure(rng=np.random.default_rng(1)):  # noqa: B008 - the same for all loaders
     """A transform whose generator is a variable around it, which no loader finds."""
     return Made(lambda index: rng.random())
@@ -86,12 +73,11 @@ def with_closure(rng=np.random.default_rng(1)):  # noqa: B008 - the same for all
     ("dataset", "attribute"),
     [
         (Counts, r"dataset\.parts\['counter'\]\[0\]"),
-        (Deals, r"dataset\.rng \(another state"),
         (with_closure, r"rng, a variable around dataset\.make \(another state of a Generator\)"),
     ],
 )
 def test_what_samples_have_in_common_is_named(dataset, attribute):
-    """Of a map-style dataset and of an iterable one; and what is out of the loader's sight."""
+    """Also what is out of the loader's sight."""
     with pytest.raises(AssertionError, match=f"An epoch without workers changes {attribute}"):
         check(dataset)
 
@@ -120,18 +106,15 @@ def around(rng):
     return lambda _: rng.random()
 
 
-@pytest.mark.parametrize(
-    ("make", "what"),
-    [
-        (Divided, r"dataset\.rng: "),
-        (lambda: Divided(around(random.Random(4))), r"rng, a variable around dataset\.draw: "),
-    ],
-)
-def test_workers_that_draw_alike_for_their_items_are_found(make, what):
+def test_workers_that_draw_alike_for_their_items_are_found():
     """Each has a copy of the iterable's generator in one state. In every run the bits are the same:
     so the batches do not tell."""
-    with pytest.raises(AssertionError, match=f"must not draw the same numbers .* from {what}"):
-        check(make, isolation="auto")  # threads would share the second generator itself
+    for make, what in (
+        (Divided, r"dataset\.rng: "),
+        (lambda: Divided(around(random.Random(4))), r"rng, a variable around dataset\.draw: "),
+    ):
+        with pytest.raises(AssertionError, match=f"must not draw the same numbers .* from {what}"):
+            check(make, isolation="auto")  # threads would share the second generator itself
 
 
 @pytest.mark.parametrize(
@@ -140,12 +123,6 @@ def test_workers_that_draw_alike_for_their_items_are_found(make, what):
 def test_workers_that_seed_their_own_or_shuffle_alike_pass(options):
     """What divides a list has to draw alike, at the beginning of each pass."""
     check(lambda: Divided(**options), seed=1)
-
-
-def test_rng_worker_is_named_as_the_reason():
-    """Its streams are dealt out to workers."""
-    with pytest.raises(AssertionError, match='rng="worker" deals streams out'):
-        check(lambda: Made(lambda _: torch.rand(1)), rng="worker")
 
 
 class FromNumpy(Sampler):
@@ -158,9 +135,12 @@ class FromNumpy(Sampler):
         return iter(np.random.permutation(12).tolist())
 
 
-def test_sampler_may_draw_from_the_process():
-    """It runs on the trainer's thread, where numpy's generator is the trainer's."""
+def test_draws_on_the_trainers_thread_pass_and_those_of_rng_worker_do_not():
+    """A sampler's, where numpy's generator is the trainer's; streams that are dealt out to workers
+    are named as the reason."""
     check(lambda: Made(int), sampler=FromNumpy())
+    with pytest.raises(AssertionError, match='rng="worker" deals streams out'):
+        check(lambda: Made(lambda _: torch.rand(1)), rng="worker")
 
 
 @dataclass
@@ -176,7 +156,6 @@ class Batch:
         (torch.tensor([1.0, float("nan")]), torch.tensor([1.0, float("nan")]), None),
         (torch.tensor([0.0]), torch.tensor([-0.0]), r"at \[0\]"),
         (torch.zeros(2), torch.zeros(3), r"float32\[3\] in place of torch.float32\[2\]"),
-        (torch.zeros(2), torch.zeros(2, dtype=torch.int64), r"int64\[2\] in place of"),
         (torch.tensor(1), torch.tensor(2), r": 2 in place of 1"),
         (np.zeros((2, 2)), np.eye(2), r"at \[0\]"),
         (torch.eye(3).to_sparse(), torch.eye(3).to_sparse(), None),
@@ -188,7 +167,6 @@ class Batch:
         ({"a": 1}, {"b": 1}, r"the keys are \['b'\]"),
         ([1], [1, 2], "2 elements in place of 1"),
         (Batch(torch.zeros(1)), Batch(torch.ones(1)), r"at \.values\[0\]"),
-        ({"x": (1, torch.eye(2))}, {"x": (1, torch.zeros(2, 2))}, r"at \['x'\]\[1\]\[0\]"),
         (1, 1.0, "float in place of int"),
         (float("nan"), float("nan"), None),
     ],
@@ -210,11 +188,14 @@ class Epochs:
 
 
 def test_number_of_batches_and_later_epochs_are_compared_too():
-    """A loader that loses a batch is not reproducible."""
+    """A loader that loses a batch is not reproducible; with one number of workers there is nothing
+    to compare."""
     with differs("epoch 0 has 1 batches in place of 2"):
         compare([1, 2], [1])
     with differs("epoch 1, batch 0 differs.*: 3 in place of 2"):
         compare(Epochs([1], [2]), Epochs([1], [3]), num_epochs=2)
+    with pytest.raises(ValueError, match="num_workers must be two numbers or more"):
+        assert_reproducible(lambda _: [], num_workers=(2,))
 
 
 def compare(first, second, num_epochs=1):
@@ -225,9 +206,3 @@ def compare(first, second, num_epochs=1):
 
 def differs(what):
     return pytest.raises(AssertionError, match=what)
-
-
-def test_single_number_of_workers_is_refused():
-    """There is nothing to compare."""
-    with pytest.raises(ValueError, match="num_workers must be two numbers or more"):
-        assert_reproducible(lambda _: [], num_workers=(2,))
