@@ -21,6 +21,7 @@ from spdl_torch.observe import (
     make_report,
     pipelines_of_file,
     query_event_stats,
+    query_queue_stats,
     query_task_stats,
     recorders,
     report_of_file,
@@ -160,6 +161,18 @@ def test_stage_is_one_when_its_concurrency_changes(tmp_path):
     (stage,) = report.stats.stages
     assert (stage.concurrency, stage.tasks.num_tasks, stage.num_dropped) == (6, 200, 14)
     assert stage.busy_ratio == pytest.approx(0.9)
+
+
+def test_intervals_are_seen_by_spdls_queries(tmp_path):
+    """A row for every stage and queue, named like those of a pipeline, and one of the sink."""
+    path = tmp_path / "s.db"
+    write(path, *entries_of(reading(), pipeline_id=2, name="val", timestamp=5.0))
+    task, sink, queue = found = [*query_task_stats(path), *query_queue_stats(path)]
+    names = ["2:1:decode[2]", "2:2:sink_queue", "2:1:decode[2]_queue"]
+    assert [(each["name"], each["timestamp"]) for each in found] == [(name, 5.0) for name in names]
+    assert (task["num_dropped"], queue["num_items"]) == (7, 100)
+    assert sink["get_wait_time"] == pytest.approx(5.0), "half of the trainer's 10 s"
+    assert query_task_stats(path, "decode", end_time=4.0) == []
 
 
 def test_values_that_json_lacks_break_no_query(tmp_path):

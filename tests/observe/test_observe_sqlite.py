@@ -173,18 +173,21 @@ def broken(path):
 def test_entries_wait_in_memory_when_the_file_cannot_be_written(
     tmp_path, monkeypatch, caplog, obstacle
 ):
-    """Told once, and written when it can be."""
+    """Told once, and written when it can be; the oldest are left out where there are too many."""
     monkeypatch.setattr("spdl_torch.observe.store.file._BUSY_SECONDS", 0.0)
+    monkeypatch.setattr(sqlite_module, "_MOST_PENDING", 2)
     entries = queue.SimpleQueue()
     with SQLiteStatsWriter(tmp_path / "s.db", entries, flush_interval=0.001) as writer:
         with obstacle(tmp_path / "s.db"):
             writer.log(task_entry(1.0))
             until(lambda: "cannot be written" in caplog.text)
             entries.put(task_entry(2.0))
-            until(entries.empty)
+            entries.put(task_entry(3.0))
+            until(lambda: writer.num_dropped)
         until(lambda: len(query_task_stats(tmp_path / "s.db")) == 2)
+    assert [row["timestamp"] for row in query_task_stats(tmp_path / "s.db")] == [3, 2]
     assert caplog.text.count("cannot be written") == 1
-    assert writer.num_dropped == 0
+    assert writer.num_dropped == 1
 
 
 class Unprintable:

@@ -28,28 +28,22 @@ pytestmark = pytest.mark.timeout(2 * PATIENCE_SECONDS + 20)
 
 def run(*command, preload=(), **environment):
     """Run a program with all the processes that it starts; end all of them if it hangs."""
-    (printed,) = run_together([(command, environment)], preload)
-    return printed
+    run_together([(command, environment)], preload)
 
 
 def run_together(commands, preload=()):
-    """Run several; what each of them printed."""
+    """Run several."""
     with ExitStack() as stack:
         programs = []
         for command, environment in commands:
-            program = _warm.start(
-                command,
-                stderr=STDOUT,
-                env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-                start_new_session=True,
-                preload=preload,
-            )
-            programs.append(stack.enter_context(program))
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+            options = {"stderr": STDOUT, "start_new_session": True, "preload": preload}
+            program = stack.enter_context(_warm.start(command, env=environment, **options))
+            programs.append(program)
             stack.callback(end_all_of, program)
         printed = [program.communicate(timeout=PATIENCE_SECONDS)[0] for program in programs]
     for program, text in zip(programs, printed, strict=True):
         assert program.returncode == 0, text
-    return printed
 
 
 def end_all_of(program):
@@ -129,11 +123,11 @@ def in_turns(batches):
     return [*itertools.chain(*zip(*batches, strict=True))]
 
 
-TRAINERS = {  # what starts the ranks, what they import, and how many samples they have
-    "lightning": (["lightning"], NUM_SAMPLES),  # which starts the second rank itself
-    "fabric": (["lightning"], NUM_SAMPLES),
-    "accelerate": (["accelerate"], NUM_SAMPLES + 2),
-    "ray": (["ray.train"], NUM_SAMPLES),
+TRAINERS = {  # what the ranks import, and how many samples they have
+    "lightning": ("lightning", NUM_SAMPLES),  # which starts the second rank itself
+    "fabric": ("lightning", NUM_SAMPLES),
+    "accelerate": ("accelerate", NUM_SAMPLES + 2),
+    "ray": ("ray.train", NUM_SAMPLES),
 }
 
 
@@ -143,7 +137,7 @@ def seen_under(tmp_path_factory):
 
     @functools.cache
     def seen(trainer):
-        (library,), _ = TRAINERS[trainer]
+        library, _ = TRAINERS[trainer]
         pytest.importorskip(library)
         folder = tmp_path_factory.mktemp(trainer)
         if trainer in ("lightning", "ray"):
