@@ -71,7 +71,7 @@ def test_comparison_table():
     """Medians, spread, ratios of the other columns over the first, 100 columns at most."""
     same = [measured(600.0, 580.0), measured(640.0, 580.0)]
     twice = [measured(1200.0, 1160.0), measured(1280.0, 1160.0)]
-    results = dict(zip([TORCH, OURS, ("spdl_torch", "+ImageFolder")], [same, same, twice], strict=True))
+    results = {TORCH: same, OURS: same, ("spdl_torch", "+ImageFolder"): twice}
     heads, over, _, first, *others = comparison_table(results).splitlines()
     assert heads.split() == ["torch", "spdl_torch", "spdl_torch"]
     assert over.split()[-3:] == ["2nd/1st", "3rd/1st", "better"]
