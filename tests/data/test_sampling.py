@@ -152,6 +152,7 @@ def test_any_ranks_go_on_where_others_were(length, history, tail, shuffle):
             for sampler in samplers:
                 sampler.load_state_dict(json.loads(state))
         whole = [len(sampler) for sampler in samplers]
+        assert tail != "uneven" or sum(whole) == length == samplers[0].total_size
         for sampler in samplers:
             iter(sampler)  # only to look
         seen += in_turns([[*itertools.islice(sampler, number)] for sampler in samplers])

@@ -60,14 +60,18 @@ def numbers_of(samples):
     return [int(sample["__key__"]) for sample in samples]
 
 
+def file_systems(store):
+    """All of its kind."""
+    return list(fsspec.get_filesystem_class(store.protocol)._cache.values())
+
+
 def close_connections(store):
     """Those of all file systems of its kind, which are forgotten."""
-    cls = fsspec.get_filesystem_class(store.protocol)
-    for system in list(cls._cache.values()):
+    for system in file_systems(store):
         session = getattr(system, "_s3", None) or getattr(system, "_session", None)
         if session is not None:
             fsspec.asyn.sync(system.loop, session.close)
-    cls.clear_instance_cache()
+        type(system).clear_instance_cache()
 
 
 @pytest.fixture
@@ -85,6 +89,7 @@ def bucket_of_module():
     pytest.importorskip("moto.server", reason="a server of S3 needs moto and flask: group `test`")
     with contextlib.closing(S3Store()) as store:
         yield store
+        close_connections(store)
 
 
 @pytest.fixture
@@ -97,7 +102,8 @@ def bucket(bucket_of_module, monkeypatch):
     monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
     yield bucket_of_module
     bucket_of_module.faults, bucket_of_module.requests = [], []
-    close_connections(bucket_of_module)
+    for system in file_systems(bucket_of_module):  # to make a client takes half a second
+        system.invalidate_cache()
 
 
 @pytest.fixture(params=["web", "bucket"])
