@@ -110,7 +110,10 @@ def test_epoch_ends_where_a_source_would_begin_again(sizes, weights, seed):
 def test_far_positions_are_reached_at_once():
     """The last position of all has its sample, and shares hold there as at the beginning."""
     mixture = mix(lists((3, 4, 5)), named((1, 2, 5)), stop="never", num_samples=8)
+    other = mix(lists((3, 4, 5)), named((1, 2, 5)), seed=1, stop="never", num_samples=8)
     far = MAX_POSITIONS - 9000
+    names = [[each.locate(far + n)[0] for n in range(99)] for each in (mixture, other)]
+    assert names[0] != names[1]  # the sources, and not only their samples, come in another order
     located = Counter(mixture.locate(far + n) for n in range(8000))
     for name, size, share in zip(NAMES, (3, 4, 5), (1000, 2000, 5000), strict=True):
         numbers = [located[name, index] for index in range(size)]

@@ -282,14 +282,14 @@ def test_decode_errors_are_what_pillow_and_spdl_raise(tmp_path):
 
 def test_cut_files_are_read_as_pillow_is_told_to(monkeypatch):
     """However few bytes are left of a large picture."""
-    noise = Image.fromarray(RNG.integers(0, 256, (512, 512, 3), dtype="u1"))
+    noise = Image.fromarray(RNG.integers(0, 256, (1024, 1024, 3), dtype="u1"))
     for content in (encode(noise, "JPEG")[:900], encode(noise, "PNG")[:300]):
         with pytest.raises(DecodeError, match="<bytes>: "):
             decode_image(content)
         monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
         expected = pillow(content)
         assert torch.equal(decode_image(content), expected)
-        (one,) = load_image_batch([content], width=512, height=512)
+        (one,) = load_image_batch([content], width=1024, height=1024)
         assert torch.equal(one.permute(2, 0, 1), expected)
         monkeypatch.undo()
 
