@@ -557,6 +557,11 @@ def test_next_shards_are_there_before_they_are_needed(web, tmp_path, is_indexed)
     until(lambda: not is_downloading())
     assert [*first, *numbers_of(source.iterate(21))] == [*range(120)]
     assert len([*there.iterdir()]) == 6
+    again = TarShards(urls, cache=tmp_path / "kept", index=is_indexed)
+    assert numbers_of(again) == [*range(120)]
+    until(lambda: not is_downloading())
+    counts = again.loading_counts()  # of the shards that are read, not of those that come next
+    assert (counts["shards/found"], counts["shards/awaited"]) == (6, 0)
 
 
 def test_options_of_copies_are_checked():
