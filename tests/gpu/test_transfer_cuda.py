@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from _loader_helpers import ThreadLoader as DataLoader, as_list
+from _loader_helpers import ThreadLoader as DataLoader
 from torch.nn.utils.rnn import pack_sequence
 from torchvision import tv_tensors
 
@@ -49,14 +49,6 @@ def test_copy_stream_may_be_the_users_own():
     config = cuda_config(device_index=0, stream=stream.cuda_stream)
     for k in range(20):
         assert transfer_tensor(torch.full((MEBI,), float(k)), config).sum().item() == k * MEBI
-
-
-def test_unordered_and_unsized_batches_reach_the_device():
-    """``batch_size=None`` and ``in_order=False`` pass through the owner, too."""
-    loader = DataLoader(range(20), num_workers=3, in_order=False, device="cuda")
-    assert sorted(int(batch) for batch in loader) == list(range(20))
-    loader = DataLoader(range(5), batch_size=2, num_workers=1, device=0, collate_fn=as_list)
-    assert list(loader) == [[0, 1], [2, 3], [4]]
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")

@@ -67,22 +67,6 @@ def test_timeout_of_a_hook_ends_an_op_that_hangs(op):
     assert p.num_lost == 2
 
 
-def test_timeout_around_the_outputs_of_a_generator_lasts_from_one_to_the_next():
-    """It is entered, and left, in the task that makes the outputs."""
-
-    async def pages(item):
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            for page in range(3):
-                yield item, page
-        with pytest.raises(TimeoutError, match=r"^$"):
-            async with asyncio.timeout(0.01):
-                await asyncio.Event().wait()
-        yield item, "late"
-
-    with pipeline_of(range(4), pages, concurrency=2).auto_stop() as p:
-        assert set(p) == {(item, page) for item in range(4) for page in (0, 1, 2, "late")}
-
-
 @pytest.mark.parametrize("op", [same, asame, aspread])
 def test_context_variable_that_a_hook_sets_is_reset(op):
     """The token is of the same context; what one item's hook sets, another's does not see."""

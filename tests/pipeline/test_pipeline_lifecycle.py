@@ -36,31 +36,26 @@ from _gates import (
 )
 from _inside import lock_of, run_of
 
-from spdl_torch.pipeline import PipelineBuilder, PipelineFailure, PipelineStopped
-
-pytestmark = pytest.mark.usefixtures("quiet")
+from spdl_torch.pipeline import PipelineBuilder, PipelineStopped
 
 
 def state_of(pipeline):
     return repr(pipeline).split("[")[1].split("]")[0]
 
 
-def settings(item):
-    return decimal.getcontext().prec, np.geterr()["over"], torch.is_grad_enabled()
-
-
 def test_threads_begin_with_the_settings_of_the_one_that_starts_them():
     """Decimals, numpy's errors and the grad mode; what a thread then changes is its own."""
+
+    def op(item):
+        found = decimal.getcontext().prec, np.geterr()["over"], torch.is_grad_enabled()
+        decimal.getcontext().prec = 41
+        return found
+
     with decimal.localcontext() as context, np.errstate(over="raise"), torch.no_grad():
         context.prec = 40
-        with pipeline_of(range(3), settings, concurrency=2).auto_stop() as p:
-            assert list(p) == [(40, "raise", False)] * 3
-        change = pipeline_of([5], lambda prec: setattr(decimal.getcontext(), "prec", prec))
-        with change.auto_stop():
-            list(change)
+        with pipeline_of(range(2), op, concurrency=2).auto_stop() as p:
+            assert set(p) <= {(prec, "raise", False) for prec in (40, 41)}
         assert context.prec == 40
-    with pipeline_of([0], settings).auto_stop() as p:
-        assert list(p) == [settings(0)]
 
 
 def test_states_are_shown_from_new_to_closed():
@@ -181,18 +176,15 @@ def test_dropped_iterator_ends_the_run():
         join_spdl_threads()
 
 
-@pytest.mark.parametrize("end", ["never started", "at its end", "stopped", "failed"])
+@pytest.mark.parametrize("end", ["never started", "at its end", "stopped"])
 def test_op_that_refers_to_its_pipeline_does_not_keep_it(end):
-    """A method of the object that holds the pipeline is an ordinary op. Nor does a failure, which
-    refers to the loop's frames."""
+    """A method of the object that holds the pipeline is an ordinary op."""
 
     class Trainer:
         def __init__(self):
-            self.pipeline = pipeline_of(range(3), self.op, build={"max_failures": 0})
+            self.pipeline = pipeline_of(range(3), self.op)
 
         def op(self, item):
-            if end == "failed":
-                raise Boom
             return item
 
     trainer = Trainer()
@@ -201,10 +193,6 @@ def test_op_that_refers_to_its_pipeline_does_not_keep_it(end):
     elif end == "stopped":
         with trainer.pipeline.auto_stop():
             assert trainer.pipeline.get_item() == 0
-    elif end == "failed":
-        with pytest.raises(PipelineFailure, match="1 of 1 tasks failed"):
-            list(trainer.pipeline)
-        assert str(trainer.pipeline.failure).startswith("stage 'op': 1 of 1 tasks failed")
     gone = weakref.ref(trainer.pipeline)
     del trainer
     join_spdl_threads()
@@ -298,23 +286,21 @@ def test_last_reference_dropped_inside_an_op_of_its_own():
         join_spdl_threads()
 
 
-@pytest.mark.parametrize("where", ["source", "op", "sink", "run", "task limit"])
-def test_finalizer_on_a_thread_that_holds_a_lock_of_the_engine(where):
+@pytest.mark.parametrize(
+    "part",
+    [
+        *(lambda run: run, lambda run: run.task_limit, lambda run: run.queues[0]),
+        *(lambda run: run.queues[1], lambda run: run.outlet),
+    ],
+)
+def test_finalizer_on_a_thread_that_holds_a_lock_of_the_engine(part):
     """request_stop(), which a finalizer calls, is safe under any lock its thread may hold."""
     p = pipeline_of(CountingSource(), same, concurrency=4, build={"num_threads": 2})
     p.get_item()
-    run = run_of(p)
-    part = {
-        "source": run.queues[0],
-        "op": run.stages[0].outlet,
-        "sink": run.outlet,
-        "run": run,
-        "task limit": run.task_limit,
-    }[where]
 
     def finalize():
-        with lock_of(part):
-            run.request_stop()
+        with lock_of(part(run_of(p))):
+            run_of(p).request_stop()
 
     result_of(in_thread(finalize))
     p.stop()
