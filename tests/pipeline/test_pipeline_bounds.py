@@ -267,16 +267,6 @@ def test_stage_is_refused_when_it_cannot_be_changed(stage, count):
         hands.run.set_concurrency(stage, count)
 
 
-def test_change_has_no_effect_when_the_run_has_ended():
-    """No thread is started that nobody would join."""
-    hands = Hands()
-    with no_leak():
-        with tuned([1, 2], abs, hands, output_order="input").auto_stop() as items:
-            assert list(items) == [1, 2]
-        hands.run.set_concurrency("op", 8)
-        assert not workers_of("op")
-
-
 def test_data_ends_where_the_system_has_no_more_threads(monkeypatch):
     """The threads that there are go on; one more is tried with the next change."""
     hands = Hands()
