@@ -19,11 +19,9 @@ from itertools import cycle
 import numpy as np
 import pytest
 import torch
-from _gates import spdl_threads, until
+from _gates import PATIENCE_SECONDS, spdl_threads, until
 
 from spdl_torch.io._transfer import cuda, slabs, transfer
-
-PATIENCE_SECONDS = 30
 
 HOST = torch.device("cpu")
 POISON = 0xDD
