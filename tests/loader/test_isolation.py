@@ -102,25 +102,29 @@ def test_descriptors_and_slabs_are_flat_over_epochs(monkeypatch):
 
 def test_epoch_that_was_left_does_not_reach_the_next_one():
     """What was under way is dropped when it comes, and its slab is free again."""
-    turns = multiprocessing.get_context("fork").Semaphore(0)
+    begun, may_end = (multiprocessing.get_context("fork").Semaphore(0) for _ in range(2))
 
-    def sample(index):
-        """The first needs not wait for its turn."""
-        assert index == 0 or turns.acquire(timeout=PATIENCE_SECONDS)
+    def drawn(index):
         return torch.rand(1).repeat(20_000)
 
+    def held(index):
+        """The second one waits."""
+        begun.release()
+        assert index != 1 or may_end.acquire(timeout=PATIENCE_SECONDS)
+        return drawn(index)
+
     options = {"batch_size": None, "num_workers": 1, "seed": 2, "persistent_workers": True}
-    loader = isolated(Made(sample, 3), **options)
-    for _ in range(12):
+    loader = isolated(Made(held, 3), **options)
+    for epoch in range(12):
         batches = iter(loader)
-        turns.release()  # for what the epoch before has begun
+        if epoch:
+            may_end.release()  # that of the epoch before
         found = [next(batches)]
-    for _ in range(2):
-        turns.release()
+        for _ in range(2):
+            assert begun.acquire(timeout=PATIENCE_SECONDS)
+    may_end.release()
     found += batches
-    for _ in range(12 * 3):
-        turns.release()
-    plain = DataLoader(Made(sample, 3), isolation="thread", **options)
+    plain = DataLoader(Made(drawn, 3), isolation="thread", **options)
     expected = [list(plain) for _ in range(12)][-1]
     assert list(map(bits, found)) == list(map(bits, expected))
     assert num_mapped_slabs() <= 6

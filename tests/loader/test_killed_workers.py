@@ -109,11 +109,9 @@ def test_epoch_begins_while_a_killed_child_has_no_successor_yet(held_back):
     assert [*found, list(map(bits, batches))] == epochs_of(DataLoader(Images(40), 2, seed=1), 2)
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_child_that_is_killed_between_two_epochs_is_replaced_and_logged(caplog, method):
+def test_child_that_is_killed_between_two_epochs_is_replaced_and_logged(caplog):
     """By the next epoch, whose batches are as ever."""
-    kind = {"multiprocessing_context": method, "persistent_workers": True}
-    loader = isolated(Images(8), 2, **REPLACED, **kind)
+    loader = isolated(Images(8), 2, persistent_workers=True, **REPLACED)
     epochs = [list(map(bits, batches := iter(loader)))]
     os.kill(pid := children_of(batches)[1].pid, signal.SIGKILL)
     until(lambda: not is_running(pid))
