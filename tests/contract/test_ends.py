@@ -121,10 +121,11 @@ def test_what_lives_until_the_interpreter_is_taken_down_ends_without_a_word(tmp_
     program = f"""
         import sys, threading, torch, spdl_torch
         from spdl_torch.data import cached
-        from spdl_torch.engine import threads as thread_group
+        from spdl_torch.engine import threads
+        from spdl_torch.loader.backends.processes import page
 
-        assert thread_group._EXIT_JOIN_SECONDS == 5.0
-        thread_group._EXIT_JOIN_SECONDS = 0.2  # for a worker that never returns
+        assert threads._EXIT_JOIN_SECONDS == page._FINISH_SECONDS == 5.0
+        threads._EXIT_JOIN_SECONDS = page._FINISH_SECONDS = 0.2  # for workers that never return
         sys.keeps_this_module = sys.modules["__main__"]
 
         class Rows(torch.utils.data.Dataset):
@@ -216,11 +217,9 @@ def without_collector():
 
 OPTIONS = {
     "0": {},
-    "0, no figures": {"stats": False},
     "2": {"num_workers": 2},
     "2, skipping": {"num_workers": 2, "on_error": "skip", "error_budget": 99},
-    "persistent": {"num_workers": 2, "persistent_workers": True},
-    "persistent, no figures": {"num_workers": 2, "persistent_workers": True, "stats": False},
+    "persistent": {"num_workers": 2, "persistent_workers": True, "stats": False},
     "auto": {"num_workers": "auto"},
     "process": {"num_workers": 1, "isolation": "process"},
 }
@@ -325,6 +324,9 @@ def test_ctrl_c_ends_the_program_when_a_worker_blocks():
     """KeyboardInterrupt wakes the waiting trainer at once; the process dies of it."""
     program = """
         import os, signal, threading
+        from spdl_torch.engine import threads
+
+        threads._EXIT_JOIN_SECONDS = 0.2  # for a worker that never returns
 
         def block(samples):
             os.write(1, b"blocked\\n")

@@ -246,7 +246,7 @@ def cases(draw, min_length=0, **given):
         Case(data="stream", length=7, persistent_workers=True),
         Case(data="split", length=2, batch_size=2, num_workers=3, drop_last=True),
         Case(data="split", length=9, batch_size=None, bad={3: ValueError, 8: KeyError}),
-        Case(data="mortal", bad={4: OSError}, persistent_workers=True),
+        Case(data="mortal", bad={4: OSError}),
         Case(order="batch_sampler", indices=[[3, 1], [4], [2]], picky=4),
     ],
     ids=repr,

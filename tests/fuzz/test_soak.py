@@ -28,7 +28,7 @@ from _folders import HELPERS, ROOT
 from _gates import Boom
 from _loader_helpers import assert_threads_end, loader_threads
 from _pictures import KINDS as MADE
-from _stages import KINDS, Plan, add
+from _stages import AGGREGATES, OPS, Plan, add
 
 import spdl_torch
 from spdl_torch.errors import DecodeError, PipelineFailure
@@ -77,7 +77,7 @@ def loaders(survivor):
 def pipelines(survivor):
     for concurrency in (1, 3):
         builder = PipelineBuilder().add_source(range(30))
-        for kind in KINDS:
+        for kind in (*OPS, *AGGREGATES):
             if not kind.startswith("executor"):
                 add(builder, Plan(kind, concurrency, concurrency == 3, None, 3), None)
         builder.add_sink()
