@@ -159,7 +159,7 @@ def test_timeout_says_where_the_worker_is_and_the_batch_comes_after_it(seat, gat
     is_stream = isinstance(gated, GatedStream)
     assert ("iter(GatedStream)" if is_stream else "sample index 2") in told
     frames = [line for line in told.splitlines() if line.startswith("  File")]
-    assert len(frames) == 1 + is_stream
+    assert frames
     assert all(__file__ in line for line in frames)
     assert sorted(seen) == list(range(8))
 
