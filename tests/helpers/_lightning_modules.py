@@ -63,12 +63,12 @@ class Diary(lightning.LightningModule):
 class EndsByAnError(lightning.Callback):
     """Ends training by an error after a step; None = never."""
 
-    def __init__(self, after):
-        self.after = after
+    def __init__(self, after, error=None):
+        self.after, self.error = after, error or OSError("no room")
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         if trainer.global_step == self.after:
-            raise OSError("no room")
+            raise self.error
 
 
 class Losses(Diary):
@@ -92,19 +92,6 @@ class Losses(Diary):
     def configure_optimizers(self):
         made = [super(Losses, self).configure_optimizers() for _ in range(self.num_optimizers or 1)]
         return made if self.num_optimizers else made[0]
-
-
-class Failing(Diary):
-    """Fails in its third step."""
-
-    def __init__(self, error):
-        super().__init__()
-        self.error = error
-
-    def training_step(self, batch, batch_idx):
-        if batch_idx == 2:
-            raise self.error
-        return super().training_step(batch, batch_idx)
 
 
 class SavesInHooks(lightning.Callback):

@@ -72,16 +72,6 @@ def sentence(figure):
     return figure.axes[0].get_title(loc="left").replace("\n", " ")
 
 
-# -- the panels ------------------------------------------------------------------------------------
-
-
-def test_run_becomes_two_pictures(db_path, tmp_path):
-    """SPDL's names, in a folder that is made."""
-    paths = plot_stats(db_path, tmp_path / "new" / "folder")
-    assert [path.name for path in paths] == ["task_stats_combined.png", "queue_stats_combined.png"]
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
-
-
 def test_every_stage_has_its_lines_with_units(db_path):
     """One a panel, three where there are percentiles; the start, the run and the machine are in
     the title."""
@@ -126,9 +116,6 @@ def test_failed_interval_has_no_time(tmp_path):
     assert p90.get_markevery() == [3]
 
 
-# -- garbage collections ---------------------------------------------------------------------------
-
-
 def collection(start, stop, generation):
     """The events of one collection."""
     details = {"generation": generation}
@@ -167,9 +154,6 @@ def test_full_collections_are_spans_from_start_to_stop(tmp_path, db_path):
     none = plot_task_stats(db_path)
     assert not any(axes.collections for axes in none.axes)
     assert legend_texts(none) == ["0:1:read", "0:2:decode\n(bottleneck)", "mean", "p90", "p99"]
-
-
-# -- what is drawn ---------------------------------------------------------------------------------
 
 
 def test_stage_is_chosen_by_any_of_its_names(db_path, tmp_path):
@@ -241,9 +225,6 @@ def test_figures_that_are_missing_are_named(db_path, tmp_path):
         plot_task_stats(path)
 
 
-# -- the bottleneck --------------------------------------------------------------------------------
-
-
 def pointed_at(figure):
     """The entries of the legend that are marked."""
     return [text for text in legend_texts(figure) if text.endswith("\n(bottleneck)")]
@@ -261,9 +242,6 @@ def test_bottleneck_is_of_the_time_that_is_shown(tmp_path, db_path):
     later = plot_queue_stats(path, start_time=1500)
     assert "not input-bound" in sentence(later)
     assert pointed_at(later) == []
-
-
-# -- the page --------------------------------------------------------------------------------------
 
 
 def test_name_is_shown_as_it_is(tmp_path):
@@ -295,22 +273,21 @@ assert "matplotlib.pyplot" not in sys.modules
     assert done.returncode == 0, done.stderr
 
 
-# -- the command -----------------------------------------------------------------------------------
-
-
 def test_command_prints_the_paths_it_wrote(db_path, tmp_path, capsys):
-    """Nothing else, so that they can be piped."""
-    arguments = ["plot", str(db_path), "-o", str(tmp_path / "out"), "--format", "pdf"]
-    arguments += ["--stage", "read", "decode", "--start", "+5", "--end", "+1h", "--run", "1"]
-    assert main(arguments) == 0
-    written = capsys.readouterr()
-    assert written.err == ""
-    assert written.out.splitlines() == [
-        str(tmp_path / "out" / f"{kind}_stats_combined.pdf") for kind in ("task", "queue")
-    ]
-    for line in written.out.splitlines():
-        with open(line, "rb") as picture:
-            assert picture.read(4) == b"%PDF"
+    """Nothing else, so that they can be piped: SPDL's names, in a folder that is made."""
+    arguments = ["plot", str(db_path), "-o", str(tmp_path / "new" / "out")]
+    pdf = ["--format", "pdf", "--stage", "read", "decode", "--start", "+5", "--end", "+1h"]
+    for options, ending, begin in (
+        ([], "png", b"\x89PNG"),
+        ([*pdf, "--run", "1"], "pdf", b"%PDF"),
+    ):
+        assert main([*arguments, *options]) == 0
+        written = capsys.readouterr()
+        assert written.err == ""
+        names = [f"{kind}_stats_combined.{ending}" for kind in ("task", "queue")]
+        paths = [tmp_path / "new" / "out" / name for name in names]
+        assert written.out.splitlines() == [*map(str, paths)]
+        assert all(path.read_bytes().startswith(begin) for path in paths)
 
 
 def test_command_names_the_extra_when_matplotlib_is_missing(db_path, monkeypatch, capsys):

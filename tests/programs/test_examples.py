@@ -25,12 +25,9 @@ RUN_ELSEWHERE = (
     *("imagenet_classification", "imagenet_lightning"),  # test_examples_imagenet.py
     "replace_dataloader",  # there, too
     *("benchmark_numpy", "benchmark_numpy_plot"),  # below
+    "image_dataloading",  # below
     "performance_analysis",  # by its plot, which draws what it measures
 )
-FRESH = ("image_dataloading",)
-"""Run as users run a program: what it imports is found, and it comes to its end; it starts
-processes, which import it. Nothing in the others' short form would show more in a process of its
-own, which takes seconds to import torch."""
 
 
 def run_here(program, *arguments):
@@ -54,12 +51,17 @@ def run_here(program, *arguments):
     "program", [p for p in PROGRAMS if p.stem not in RUN_ELSEWHERE], ids=lambda path: path.stem
 )
 def test_smoke_run(program, capsys):
-    """``--smoke`` does a little of everything that the long run does."""
-    if program.stem in FRESH:
-        smoke(program.name)
-        return
+    """``--smoke`` does a little of everything that the long run does. In this process: nothing in
+    the programs' short form would show more in one of its own, which takes seconds to import
+    torch."""
     run_here(program, "--smoke")
     assert capsys.readouterr().out
+
+
+def test_images_are_loaded_in_processes():
+    """As users run a program: what it imports is found, and it comes to its end; it starts
+    processes, which import it."""
+    smoke("image_dataloading.py")
 
 
 def test_benchmark_numpy_writes_a_table_for_the_plot(tmp_path, capsys):

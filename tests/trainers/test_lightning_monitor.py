@@ -355,9 +355,9 @@ def test_every_call_of_the_trainer_is_a_run(tmp_path):
 def test_file_is_complete_when_training_fails(tmp_path, error):
     """It holds the run up to the failure, and the run has an end."""
     monitor = monitors.PipelineStatsMonitor(db_path=tmp_path / "s.db")
-    runs = trainer(tmp_path, monitor, log_every_n_steps=0)
+    runs = trainer(tmp_path, [monitor, modules.EndsByAnError(3, error)], log_every_n_steps=0)
     with pytest.raises((ValueError, SystemExit), match=r"no|1"):
-        runs.fit(modules.Failing(error), DataLoader(Points(), batch_size=3))
+        runs.fit(modules.Diary(), DataLoader(Points(), batch_size=3))
     assert num_loaded(tmp_path / "s.db") == {"0:1:fetch": 9, "0:2:collate": 3}
     assert runs_in(tmp_path / "s.db") == [(0, 1, 1, "fit")]
 
