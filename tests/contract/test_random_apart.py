@@ -155,6 +155,26 @@ def test_other_threads_draw_from_the_process_while_a_batch_is_made(seat, is_ther
     assert torch.equal(torch.cat(drawn), torch.rand(12, generator=generator))
 
 
+@pytest.mark.usefixtures("led_by")
+def test_trainer_draws_between_batches_from_its_own():
+    """With 0 workers the streams end where the batch does, and after an error too."""
+
+    def fail_at_5(index):
+        if index == 5:
+            raise ValueError("bad")
+        return torch.rand(1)
+
+    torch.manual_seed(3)
+    generator = torch.Generator().manual_seed(3)
+    iterator = iter(DataLoader(Made(fail_at_5), 1, generator=torch.Generator()))
+    for _ in range(5):
+        next(iterator)
+        assert torch.equal(torch.rand(2), torch.rand(2, generator=generator))
+    with pytest.raises(ValueError, match="bad"):
+        next(iterator)
+    assert torch.equal(torch.rand(2), torch.rand(2, generator=generator))
+
+
 class CleansUp(IterableDataset):
     """Its generator draws, seeds and restores as it ends."""
 
