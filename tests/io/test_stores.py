@@ -254,8 +254,6 @@ def errors_of_reading(url, options, *other_ways, **others):
     for way in (*ways, *other_ways):
         with pytest.raises(Exception, match=re.escape(url)) as caught:
             way()
-        notes = getattr(caught.value, "__notes__", [])
-        assert sum(note.startswith("reading ") for note in notes) <= 1  # readers are in readers
         yield caught.value
 
 
@@ -334,8 +332,8 @@ def test_object_is_the_new_one_when_it_changed_between_two_reads(place, monkeypa
         place.put(name, b"the first")
     for number in (9, 5, 700):
         if isinstance(place, S3Store):
-            found = Files(place.url("a.*"), storage_options=place.options)
-            assert list(found) == [place.url("a.bin"), place.url("a.tar")]
+            found = list(Files(place.url("*"), storage_options=place.options))
+            assert found == sorted({*found, place.url("a.bin"), place.url("a.tar")})
         place.put("a.bin", b"%d" % number * number)
         place.put("a.tar", shard_of(number, first=number))
         assert reader(place.url("a.bin")) == b"%d" % number * number
