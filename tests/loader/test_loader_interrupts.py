@@ -264,13 +264,15 @@ def test_end_that_ctrl_c_cuts_off_comes_again(kind, options, step):
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 @by_pairs(workers=["none", "thread", "processes"], own=[True, False])
 def test_signal_in_iter_leaves_the_epoch_as_it_would_have_come(workers, own):
-    """Wherever it comes while an epoch begins, a state from then gives that epoch, in its order,
-    and the one after it."""
+    """Wherever it comes while an epoch begins, on workers that are new or persist: a state from
+    then gives that epoch, in its order, and the one after it; the loader's next epoch is whole."""
     options, step = WORKERS[workers]
+    options = {**options, "persistent_workers": own} if options else {}
 
-    def make():
+    def make(**more):
         generator = torch.Generator() if own else None
-        return DataLoader(Indices(12), 4, shuffle=True, generator=generator, **options)
+        options_now = {**options, **(more if options else {})}
+        return DataLoader(Indices(12), 4, shuffle=True, generator=generator, **options_now)
 
     def epochs(loader, number):
         return [[batch.tolist() for batch in loader] for _ in range(number)]
@@ -284,9 +286,14 @@ def test_signal_in_iter_leaves_the_epoch_as_it_would_have_come(workers, own):
             epochs(loader, 1)
             with suppress(KeyboardInterrupt), AtCall(place) as at_call:
                 iter(loader)
-            again = make()
+            # Threads go on where processes were, which takes less time.
+            again = make(isolation="thread")
             again.load_state_dict(loader.state_dict())
             assert epochs(again, 2) == expected[1:], at_call.where
+            whole = [index for batch in loader for index in batch.tolist()]
+            assert sorted(whole) == list(range(12)), at_call.where
             if at_call.where is None:
                 break
     assert place > 10
+    del loader, again
+    assert_threads_end()
