@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch.utils.data import Dataset, IterableDataset, Subset
 
+from ..engine.failures import unless_of_handler
 from ..io._cache.folders import file_stamp, hash_of
 from ..io._cache.memory import open_store
 from ..io._cache.samples import sample_bytes, sample_from
@@ -139,7 +140,7 @@ class CachedDataset(Dataset[T_co]):
         self._compare("made", sample, index)
         try:
             content, is_as_given = sample_bytes(sample)
-        except Exception as error:
+        except unless_of_handler(Exception) as error:
             raise TypeError(
                 f"cached: sample {index}, a {type(sample).__name__}, cannot be kept: {error}. "
                 "Samples of tensors, arrays, numbers and text can."

@@ -6,16 +6,19 @@ import logging
 import math
 import os
 import signal
+import sys
 from functools import partial
 from numbers import Integral
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..locks import RLock
 from ..shown_text import printable, shortened
 
 if TYPE_CHECKING:
     from .definition import MaxFailures
+
+E = TypeVar("E", bound=BaseException)
 
 _logger = logging.getLogger("spdl_torch.pipeline")
 
@@ -111,6 +114,14 @@ def raised_in_handler(error: BaseException) -> bool:
     while entry is not None and entry.tb_frame.f_code not in handlers:
         entry = entry.tb_next
     return entry is not None
+
+
+def unless_of_handler(*kinds: type[E]) -> tuple[type[E], ...]:
+    """Return what an ``except`` clause is to catch: these kinds, or nothing if a signal's handler
+    has raised what is on its way, which is for whoever has set the handler.
+    """
+    error = sys.exc_info()[1]
+    return () if error is not None and raised_in_handler(error) else kinds
 
 
 def _code_of(handler: Any) -> CodeType | None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, BinaryIO, TypeAlias, TypeVar, cast
 
+from spdl_torch.engine.failures import unless_of_handler
 from spdl_torch.errors import SourceChangedError
 
 from ._remote import file_system, is_url, kept_copy
@@ -182,7 +183,7 @@ class _Resuming(io.RawIOBase):
         if opened is not None:
             try:
                 opened.file.close()
-            except Exception:
+            except unless_of_handler(Exception):
                 pass  # it failed already, and that error is the one to report
 
 

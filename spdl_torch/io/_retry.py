@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..checks import check_whole
-from ..engine.failures import attach_note, notes_of
+from ..engine.failures import attach_note, notes_of, unless_of_handler
 from ..engine.shared import lock_held_at_forks
 from ..errors import DecodeError, SourceChangedError
 
@@ -149,7 +149,7 @@ class RetryPolicy:
         while True:
             try:
                 return read()
-            except Exception as error:
+            except unless_of_handler(Exception) as error:
                 if failed is not None:
                     failed(error)
                 num_failed += 1

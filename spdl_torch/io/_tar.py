@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO, cast
 
+from spdl_torch.engine.failures import unless_of_handler
 from spdl_torch.errors import DecodeError
 
 DEFAULT_MAX_BYTES = 1 << 30
@@ -184,7 +185,7 @@ class TarReader:
     def _read(self, size: int) -> bytes:
         try:
             return self._file.read(size)
-        except Exception as error:
+        except unless_of_handler(Exception) as error:
             if self._packed is None or error is self._packed.error:
                 raise  # the file's own error: a lost connection is not a damaged archive
             # Every decompressor raises errors of its own classes.
@@ -210,14 +211,14 @@ class TarReader:
     def _number(self, field: bytes) -> int:
         try:
             return int(field.rstrip(b"\0 ") or b"0", 8)
-        except ValueError:
+        except unless_of_handler(ValueError):
             pass
         if field[0] in (0x80, 0xFF):  # too large for octal digits: base 256, two's complement
             value = int.from_bytes(field[1:], "big")
             return value - (1 << 8 * (len(field) - 1) if field[0] == 0xFF else 0)
         try:
             return int(field.partition(b"\0")[0].strip() or b"0", 8)
-        except ValueError:
+        except unless_of_handler(ValueError):
             raise self._bad_header() from None
 
     def _cut(self, size: int, what: str, num_left: int) -> DecodeError:
@@ -286,7 +287,9 @@ def _sought_back(file: BinaryIO, size: int) -> bool:
         if file.seekable():
             file.seek(-size, io.SEEK_CUR)
             return True
-    except (AttributeError, OSError, ValueError):  # io.UnsupportedOperation is both of the last
+    except unless_of_handler(
+        AttributeError, OSError, ValueError
+    ):  # io.UnsupportedOperation is both of the last
         pass
     return False
 

@@ -357,6 +357,34 @@ def test_forked_child_waits_for_no_thread_that_it_has_not_got(tmp_path):
     until(lambda: os.waitpid(pid, os.WNOHANG)[0] == pid)
 
 
+def test_time_limit_ends_the_wait_for_another_process(tmp_path):
+    """What a signal's handler raises then reaches the caller, also if it is an OSError."""
+
+    def too_late(*_):
+        raise TimeoutError
+
+    store = Store(str(tmp_path))
+    reading, writing = os.pipe()
+
+    def hold():
+        with store.making(1):
+            os.write(writing, b".")
+            signal.pause()
+
+    holder, before = forked.Process(target=hold), signal.signal(signal.SIGALRM, too_late)
+    holder.start()
+    try:
+        os.read(reading, 1)
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(TimeoutError), store.making(1):
+            pass
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        holder.kill()
+        holder.join()
+
+
 def hold_sample(kept, writing):
     """Be about to make the first sample, for ever."""
     kept.dataset = MadeBy(lambda _: os.write(writing, b".") and signal.pause(), len(kept))

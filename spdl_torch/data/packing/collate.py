@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
+from ...engine.failures import unless_of_handler
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -114,7 +116,7 @@ def _fields_of(document: Document) -> dict[str, Tensor]:
     for name, value in given.items():
         try:
             tokens = torch.as_tensor(value)
-        except (TypeError, ValueError, RuntimeError) as error:
+        except unless_of_handler(TypeError, ValueError, RuntimeError) as error:
             raise TypeError(
                 f"pack: {document.name} must be a sequence of tokens or a dict of them, but "
                 f"{name!r} is a {type(value).__name__}. Pass collate_fn for other samples."

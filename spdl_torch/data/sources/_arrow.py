@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
+from ...engine.failures import unless_of_handler
 from ...locks import RLock
 
 if TYPE_CHECKING:
@@ -60,8 +61,8 @@ class Rows(Sequence[dict[str, Any]]):
                 name: column if isinstance(column, torch.Tensor) else default_collate(column)
                 for name, column in columns_of(self._table).items()
             }
-        except Exception:  # the rows bring the same error, to whoever collates them
-            return None
+        except unless_of_handler(Exception):
+            return None  # the rows bring the same error, to whoever collates them
 
 
 def sized(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.Table]:

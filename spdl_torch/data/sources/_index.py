@@ -26,6 +26,7 @@ from itertools import accumulate
 from operator import add
 from typing import Any, TypeAlias, TypeVar
 
+from spdl_torch.engine.failures import unless_of_handler
 from spdl_torch.errors import DecodeError
 from spdl_torch.io._remote import Reader, is_url
 from spdl_torch.io._tar import TarReader
@@ -105,7 +106,9 @@ class TarIndex:
             num_samples = found.pop("num_samples")
             index = cls(**found)
             index._check(num_samples)
-        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+        except unless_of_handler(
+            ArithmeticError, AttributeError, KeyError, TypeError, ValueError
+        ) as error:
             raise DecodeError(
                 f"{name}: not an index of a tar, or damaged: {type(error).__name__}: {error}. "
                 "Delete it, and write it anew: python -m spdl_torch prepare --index FOLDER."

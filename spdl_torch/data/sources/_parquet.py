@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from spdl_torch.checks import check_whole
+from spdl_torch.engine.failures import unless_of_handler
 from spdl_torch.errors import DecodeError
 from spdl_torch.io._cache.folders import file_stamp
 from spdl_torch.io._remote import is_url
@@ -318,7 +319,7 @@ class Parquet(ShardSource):
         def footer_of(name: str) -> tuple[pq.FileMetaData, _Stamp]:
             try:
                 footer, stamp = footer_in(name, there)
-            except Exception as error:
+            except unless_of_handler(Exception) as error:
                 if self._files.copies is None or not is_url(name):
                     note_failure(error, name)
                     raise
@@ -359,7 +360,7 @@ def _damage_of(what: str) -> Iterator[None]:
     """Turn what Arrow raises on the content of a file into a DecodeError that says where it is."""
     try:
         yield
-    except Exception as error:
+    except unless_of_handler(Exception) as error:
         is_arrows = type(error).__module__.startswith("pyarrow")
         is_plain = type(error) is OSError and error.errno is None
         if not (is_arrows or is_plain or isinstance(error, UnicodeDecodeError)):

@@ -14,13 +14,13 @@ from functools import partial
 from typing import Any, BinaryIO, Self, cast
 
 from spdl_torch.checks import check_bytes, whole
+from spdl_torch.engine.failures import unless_of_handler
 from spdl_torch.errors import DecodeError, SourceChangedError
 from spdl_torch.io._cache.folders import HAS_LOCKS, file_stamp, hash_of
 from spdl_torch.io._remote import is_url, read_url_range
 from spdl_torch.io._resuming import Version, open_resuming, version_of
 from spdl_torch.io._retry import RETRIES, RetryPolicy
 from spdl_torch.io._tar import DEFAULT_MAX_BYTES, MissingEndError, TarReader
-from spdl_torch.loader.error_notes import is_of_handler
 
 from ...engine.channel import Channel, ChannelClosed, EndOfChannel
 from ...engine.threads import ThreadGroup
@@ -135,9 +135,7 @@ class ShardFiles:
         if url not in self.versions and _NOT_ASKED not in self.versions:
             try:
                 self.versions[url] = version_of(url, self.storage_options)
-            except Exception as error:
-                if is_of_handler(error):
-                    raise
+            except unless_of_handler(Exception) as error:
                 self.versions[_NOT_ASKED] = None
                 told = f"{url}: {type(error).__name__}: {error}"
                 _logger.warning("shards are read from their copies, new or old: %s", told)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
+from spdl_torch.engine.failures import unless_of_handler
 from spdl_torch.errors import DecodeError
 from spdl_torch.shown_text import short_repr
 
@@ -87,7 +88,7 @@ def view_npy(memory: Memory, start: int, stop: int) -> tuple[NDArray[Any], int]:
         )
     try:
         return np.ndarray(shape, dtype, memory, end, None, order), data_end
-    except (ValueError, TypeError, OverflowError) as error:
+    except unless_of_handler(ValueError, TypeError, OverflowError) as error:
         raise MalformedError(f"no array has shape {short_repr(shape)}: {error}") from error
 
 
@@ -129,7 +130,8 @@ def _parse(header: bytes) -> _Layout:
     text = header[10 if version == 1 else 12 :]
     try:
         values = _evaluated(text.decode("utf-8" if version == 3 else "latin-1").lstrip())
-    except Exception as error:  # literal_eval documents five classes for text like this
+    # literal_eval documents five classes for text like this.
+    except unless_of_handler(Exception) as error:
         raise MalformedError(f"the header is not a literal: {error}") from error
     if not isinstance(values, dict) or values.keys() != _KEYS:
         raise MalformedError(
@@ -164,7 +166,8 @@ def _evaluated(literal: str) -> Any:
 def _dtype_of(descr: Any) -> np.dtype[Any]:
     try:
         dtype = np.lib.format.descr_to_dtype(descr)
-    except Exception as error:  # of many classes: numpy trusts what it unpacks here
+    # Of many classes: numpy trusts what it unpacks here.
+    except unless_of_handler(Exception) as error:
         raise MalformedError(f"{short_repr(descr)} is not a dtype: {error}") from error
     if dtype.hasobject:
         raise MalformedError(

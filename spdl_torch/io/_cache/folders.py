@@ -18,6 +18,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator
 
+from ...engine.failures import unless_of_handler
 from ...scopes import scope
 
 try:
@@ -105,8 +106,10 @@ def locked(file: int) -> Iterator[None]:
 @scope
 def byte_locked(file: int, place: int) -> Iterator[None]:
     """Exclude other processes from a byte of a file, where the system can do so; no threads."""
-    with contextlib.suppress(OSError):
+    try:
         fcntl.lockf(file, fcntl.LOCK_EX, 1, place)
+    except unless_of_handler(OSError):  # a TimeoutError is an OSError
+        pass
     try:
         yield
     finally:

@@ -34,6 +34,7 @@ import tempfile
 from typing import Any
 
 from ...checks import check_bytes
+from ...engine.failures import unless_of_handler
 from ...engine.shared import SharedCounter
 from ...machine.limits import Limits
 from . import folders
@@ -74,7 +75,7 @@ def open_store(
         # The ranks of a training run make the same caches in the same order.
         folder = memory_folder(f"{training_name()}-{next(_numbers)}-{name}")
         limit = memory_limit() if max_bytes is None else max_bytes
-    except OSError as error:
+    except unless_of_handler(OSError) as error:
         return Store("memory", why_off=str(error))
     return Store(folder, max_bytes=limit, is_shared=max_bytes is None)
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+from ...engine.failures import unless_of_handler
 from ...engine.shared import lock_held_at_forks
 from ...locks import RLock
 from ...scopes import scope
@@ -82,7 +83,7 @@ class Store:
             try:
                 self._contents = Contents(self._folder)
                 self._contents.read_tail()
-            except OSError as error:  # a full disk
+            except unless_of_handler(OSError) as error:  # a full disk
                 self._turn_off(error)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -109,7 +110,7 @@ class Store:
                     self._contents.read_tail()  # others may have added it, or added it anew
                     if (newer := self._contents.table.find(key)) != record:
                         content = self._content(newer)
-        except OSError as error:
+        except unless_of_handler(OSError) as error:
             self._turn_off(error)
         if is_counted:
             with _counting:
@@ -154,7 +155,7 @@ class Store:
                     return True
         except FileNotFoundError:  # somebody has removed the folder
             return False
-        except OSError as error:
+        except unless_of_handler(OSError) as error:
             if error.errno not in folders.NO_ROOM:
                 self._turn_off(error)
                 return False
@@ -177,7 +178,7 @@ class Store:
         try:
             self._contents.read_tail()
             num_megabytes = self.num_bytes / 1e6
-        except OSError as error:
+        except unless_of_handler(OSError) as error:
             return f"The cache in {self.folder} cannot be read: {_reason(error)}."
         share = min(1.0, self._contents.table.num_keys() / max(1, num_items))
         return (

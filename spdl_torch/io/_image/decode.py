@@ -31,6 +31,7 @@ import numpy as np
 import torch
 from PIL.Image import Image, Resampling
 
+from spdl_torch.engine.failures import unless_of_handler
 from spdl_torch.errors import DecodeError
 
 from .._source import Source, read_source, source_name
@@ -281,7 +282,7 @@ def torchcodec_jpeg() -> Callable[[Tensor], Tensor] | None:
     try:
         decode_jpeg = importlib.import_module("torchcodec.decoders").decode_jpeg
     # Versions before 0.16 decode no pictures, and need FFmpeg to be imported.
-    except (AttributeError, ImportError, OSError, RuntimeError):
+    except unless_of_handler(AttributeError, ImportError, OSError, RuntimeError):
         return None
 
     def decode(data: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
+from spdl_torch.engine.failures import unless_of_handler
 from spdl_torch.errors import DecodeError, UnsupportedOptionError
 
 from .._options import check_batch, check_size, fitted_size
@@ -181,7 +182,8 @@ def load_planned(
     with torch._C.DisableTorchFunction():
         try:
             return _fill([*pictures.values()], size, storage, scaled=scaled)
-        except (RuntimeError, DecodeError):  # one is bad: take them one by one to learn which
+        # One is bad: take them one by one to learn which.
+        except unless_of_handler(RuntimeError, DecodeError):
             found = _without_bad(pictures, decoded, len(names), strict)
             return _fill([*found.values()], size, storage, scaled=scaled)
 
@@ -196,7 +198,7 @@ def read_sources(sources: Sequence[Source]) -> list[Tensor]:
     if len(paths) == len(sources) and paths:
         try:
             return kernel.read_files(paths)
-        except (RuntimeError, AttributeError):
+        except unless_of_handler(RuntimeError, AttributeError):
             pass  # a path is missing or empty (found below), or torchvision has no reader
     return [read_source(source) for source in sources]
 

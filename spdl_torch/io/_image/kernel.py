@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Generator, Tensor
 
+from ...engine.failures import unless_of_handler
 from ...engine.shared import lock_held_at_forks
 
 T = TypeVar("T")
@@ -254,8 +255,8 @@ def _compiled() -> Any:
             # warning could be silenced only for all threads at once. It also takes longer.
             unit = torch.jit.CompilationUnit(source)
             _run(unit, _read_files, [])
-        except Exception:  # no TorchScript, no source text, an operator gone: the eager path serves
-            return None
+        except unless_of_handler(Exception):
+            return None  # no TorchScript, no source text, an operator gone: the eager path serves
     return unit
 
 
@@ -288,7 +289,7 @@ def load_operators() -> None:
         for path in _operator_libraries():
             try:
                 torch.ops.load_library(path)  # type: ignore[no-untyped-call]  # untyped in torch
-            except OSError:
+            except unless_of_handler(OSError):
                 continue  # built for another torch; the import warns if torchvision is set to
             return
         import torchvision.io  # noqa: F401

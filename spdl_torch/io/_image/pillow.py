@@ -13,6 +13,7 @@ import torch
 from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
 
+from spdl_torch.engine.failures import unless_of_handler
 from spdl_torch.errors import DecodeError
 
 from .._remote import is_url
@@ -52,7 +53,7 @@ def decode_with_pillow(
         raise Image.DecompressionBombWarning(f"{name}: {warning}") from warning
     # Pillow's parsers raise almost anything for damaged bytes: OSError, SyntaxError, struct.error,
     # KeyError, MemoryError, DecompressionBombError ...
-    except Exception as error:
+    except unless_of_handler(Exception) as error:
         why = reason(error)
         if isinstance(error, UnidentifiedImageError):
             why = _why_unknown(bytes(data[:8].numpy().data), formats)
@@ -76,8 +77,8 @@ def decode_reduced(data: Tensor, size: tuple[int, int], denominator: int) -> Ten
             if image.size != (-(-width // denominator), -(-height // denominator)):
                 return None
             pixels = _rgb_of(image)
-    except Exception:  # of any class; decoding the whole picture reports what is wrong
-        return None
+    except unless_of_handler(Exception):
+        return None  # of any class; decoding the whole picture reports what is wrong
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
@@ -109,7 +110,7 @@ def pil_info(source: Tensor | str | os.PathLike[str]) -> dict[Any, Any]:
             # Of the first picture of a WebP, which is the only one.
             times = {"timestamp": 0, "duration": 0} if image.format == "WEBP" else {}
             return {**image.info, **times}
-    except Exception:  # of any class; the decoder has made a picture of it
+    except unless_of_handler(Exception):  # of any class; the decoder has made a picture of it
         return {}
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ...engine.failures import unless_of_handler
 from ...engine.shared import Loans
 from ...locks import RLock
 from .region import PageLocker, Region, mapped
@@ -117,7 +118,7 @@ class BatchMemory:
     def _new(self, size: int) -> Region | None:
         try:
             piece = Region(mapped(size), self._locker)
-        except OSError:  # there is not that much memory
+        except unless_of_handler(OSError):  # there is not that much memory
             piece = None
         if piece is not None and piece.is_locked:
             return piece

@@ -19,6 +19,7 @@ from av.stream import Discard
 from av.video.stream import VideoStream
 from torch import Tensor
 
+from spdl_torch.engine.failures import unless_of_handler
 from spdl_torch.errors import DecodeError
 
 from ...scopes import scope
@@ -178,7 +179,7 @@ def _position_of(file: Any) -> int | None:
     """Return the place at which a file is; None if it cannot seek."""
     try:
         return int(file.tell()) if file.seekable() else None
-    except (AttributeError, OSError, ValueError):
+    except unless_of_handler(AttributeError, OSError, ValueError):
         return None
 
 

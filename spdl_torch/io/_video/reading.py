@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from av.error import FFmpegError
 
+from spdl_torch.engine.failures import unless_of_handler
 from spdl_torch.errors import DecodeError
 
 from .codec import VideoCodec, is_entry, tells_keyframes, tick_until, to_ticks
@@ -149,7 +150,7 @@ class Video:
         self._has_moved = True  # also if it fails
         try:
             self.container.seek(min(target, _LATEST), stream=self.stream)
-        except (FFmpegError, OSError):
+        except unless_of_handler(FFmpegError, OSError):
             return False
         self.packets = packets_of(self.container, self.stream)
         return True

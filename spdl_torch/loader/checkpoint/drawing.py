@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from ...engine.failures import unless_of_handler
 from ..error_notes import is_of_handler
 from ..sampling.sampler_chain import unshared
 from .epoch import SamplerState
@@ -88,9 +89,7 @@ class Drawing:
         elif not self._has_begun:
             try:
                 next(self, None)  # it stays for the loop
-            except Exception as error:
-                if is_of_handler(error):
-                    raise
+            except unless_of_handler(Exception) as error:
                 self._failure = error
         left = self._num_left
         if left is not None and left < 0:  # its length is too small

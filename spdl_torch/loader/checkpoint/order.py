@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..error_notes import add_thread_note, is_of_handler
+from ...engine.failures import unless_of_handler
+from ..error_notes import add_thread_note
 from ..sampling.sampler_chain import epoch_of, names_of, unshared
 from .epoch import NUM_LAST, Given, HandedOut, SamplerState, Told, checksum_of, last_of
 from .resume_state import encoded, packed_index
@@ -114,9 +115,7 @@ class Order:
                 if number not in self._had:
                     self.num_jobs = 1 + (job := self.num_jobs)
                     return Given(job, index, first, self.is_wanted, worker)
-        except Exception as error:
-            if is_of_handler(error):
-                raise
+        except unless_of_handler(Exception) as error:
             return Told(error)
 
     def ask(self, worker: int) -> Given:

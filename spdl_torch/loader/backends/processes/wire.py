@@ -26,7 +26,7 @@ from multiprocessing import reduction
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...error_notes import is_of_handler
+from ....engine.failures import unless_of_handler
 from ..jobs import Loaded
 
 if TYPE_CHECKING:
@@ -167,9 +167,7 @@ class Wire:
                 sent = self.socket.sendmsg([content], ancillary, _SENDING)
             except BlockingIOError:
                 return
-            except OSError as error:
-                if is_of_handler(error):
-                    raise
+            except unless_of_handler(OSError):
                 unsent.clear()  # it is gone
                 return
             if sent < len(content):
@@ -198,9 +196,7 @@ class Wire:
             self._read.extend(map(self.socket.recvmsg, (_READ_BYTES,), (_ROOM,), (flags,)))
         except BlockingIOError:
             return False
-        except OSError as error:
-            if is_of_handler(error):
-                raise
+        except unless_of_handler(OSError):
             self.is_over = True  # a job that the other side had not read was lost
             return False
         content, ancillary, _, _ = self._read[0]

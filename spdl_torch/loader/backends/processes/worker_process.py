@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed
 
-from ....engine.failures import notes_of, text_of
+from ....engine.failures import notes_of, text_of, unless_of_handler
 from ....engine.shared import LiveObjects
 from ....locks import in_forked_child
 from ...error_notes import is_of_handler
@@ -187,9 +187,7 @@ class WorkerProcess:
                 answer = self._taken(message_of(found[0]), found[1])
                 if answer is not None:
                     yield answer
-        except Exception as error:  # what it sent cannot be received
-            if is_of_handler(error):
-                raise
+        except unless_of_handler(Exception) as error:  # what it sent cannot be received
             self.fault = error
         self.is_over = has_ended or wire.is_over or self.fault is not None
 
