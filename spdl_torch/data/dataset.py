@@ -197,8 +197,6 @@ class PipelineDataset(IterableDataset[T_co]):
             for item in items:
                 progress.num_items += 1
                 yield item if transfer is None else item.receive()
-            if progress.fits:
-                progress.finish()
         except Exception as error:  # a builtin: at the interpreter's end this module is empty
             if not isinstance(error, PipelineFailure):
                 raise
@@ -212,6 +210,8 @@ class PipelineDataset(IterableDataset[T_co]):
         if not progress.fits:
             self._state.put_back(progress)
         progress.check_fit()
+        # The last statement, and no call: what Ctrl-C cuts off has not shown the loop its end.
+        progress.finished = progress.is_over = True
 
     def loading_counts(self) -> dict[str, int]:
         """Return what the source has counted in this process; {} = it counts nothing."""

@@ -1,9 +1,12 @@
 """Resuming a PipelineDataset: the items that would have come, in every place where it is used."""
 
+import itertools
 import json
 import logging
+from contextlib import suppress
 
 import pytest
+from _at_call import AtCall
 from _covering import by_pairs
 from _datasets import ShuffledSource
 from _gates import Boom
@@ -133,6 +136,33 @@ def test_a_stateful_source_is_asked_for_nothing_twice():
     again.load_state_dict(state)
     assert next(iter(again)) == [10, 11]
     assert min(Stateful.asked) == 10
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("source", SOURCES)
+def test_ctrl_c_before_the_loop_has_seen_the_end_ends_no_pass(source):
+    """Wherever it comes after the last item: a state from then has nothing left of that pass, and
+    only then the next one."""
+    first, second = ([*each] for each in [dataset_of(SOURCES[source]())] * 2)
+    outcomes = set()
+    for place in itertools.count(1, 3):
+        dataset = dataset_of(SOURCES[source]())
+        dataset.state_dict()
+        iterator, came = iter(dataset), None
+        assert [*itertools.islice(iterator, len(first))] == first
+        with suppress(KeyboardInterrupt), AtCall(place) as ctrl_c:
+            for _ in iterator:
+                break
+            came = "the end"
+        resumed = dataset_of(SOURCES[source]())
+        resumed.load_state_dict(dataset.state_dict())
+        passes = [[*resumed], [*resumed]]
+        outcomes.add(came)
+        assert passes[0] == (second if came else []), ctrl_c.where
+        assert came or passes[1] == second, ctrl_c.where
+        if ctrl_c.where is None:
+            break
+    assert outcomes == {None, "the end"}
 
 
 def test_a_loaders_state_that_counts_another_ranks_items_is_doubted():

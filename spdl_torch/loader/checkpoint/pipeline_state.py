@@ -143,6 +143,7 @@ class PassProgress:
         self._source: Any = None
         self._watched: Watched | None = None
         self.finished = False
+        """Whether the loop has seen the end."""
         self.is_over = False
         """Whether the source is at rest: the loop has seen the end, or has left the pass."""
 
@@ -221,10 +222,6 @@ class PassProgress:
         """
         if self.misfits:
             raise ValueError(self.misfits.pop())
-
-    def finish(self) -> None:
-        """Mark the pass as finished: the loop has seen the end."""
-        self.finished = self.is_over = True
 
     def is_counting(self, source: Any) -> bool:
         """Return whether a state that does not hold the source's own would count items since the
