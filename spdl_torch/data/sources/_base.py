@@ -153,6 +153,8 @@ class ListSource(DataSource[T_co], Sequence[T_co]):
 
     def __init__(self, items: Sequence[T_co]) -> None:
         self._items = items
+        if isinstance(items, DataSource):
+            self._files = items._files
         # The calls of shard, with index and count, and of shuffle, with its seed, in their order.
         self._steps: tuple[tuple[int, int] | int, ...] = ()
         self._order: tuple[int, range | Tensor] | None = None  # the epoch, and its order
@@ -166,10 +168,6 @@ class ListSource(DataSource[T_co], Sequence[T_co]):
             for step in self._steps
         )
         return f"<{type(self).__name__} of {len(self)} items{steps}>"
-
-    def _counters(self) -> Iterable[ShardCopies]:
-        own = super()._counters()
-        return self._items._counters() if isinstance(self._items, DataSource) else own
 
     def __len__(self) -> int:
         length = len(self._items)

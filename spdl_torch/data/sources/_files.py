@@ -48,7 +48,7 @@ class Files(ListSource[str]):
         max_bytes: float | None = None,
         ahead: int = 2,
     ) -> None:
-        self._files = shard_files("Files", RETRIES, storage_options or {}, cache, max_bytes, ahead)
+        self._files = shard_files("Files", storage_options or {}, RETRIES, cache, max_bytes, ahead)
         if isinstance(suffixes, str):
             raise TypeError(f"Files: suffixes must be a collection of them, got {suffixes!r}.")
         ends = None if suffixes is None else tuple(suffix.lower() for suffix in suffixes)

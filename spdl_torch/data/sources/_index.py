@@ -106,9 +106,7 @@ class TarIndex:
             num_samples = found.pop("num_samples")
             index = cls(**found)
             index._check(num_samples)
-        except unless_of_handler(
-            ArithmeticError, AttributeError, KeyError, TypeError, ValueError
-        ) as error:
+        except unless_of_handler(Exception) as error:
             raise DecodeError(
                 f"{name}: not an index of a tar, or damaged: {type(error).__name__}: {error}. "
                 "Delete it, and write it anew: python -m spdl_torch prepare --index FOLDER."

@@ -104,7 +104,7 @@ class Parquet(ShardSource):
         if isinstance(columns, str):
             raise TypeError(f"Parquet: columns must be a list of names, got {columns!r}.")
         check_whole("Parquet", batch_size=batch_size, optional=True)
-        super().__init__(files, retries, storage_options, cache, max_bytes, ahead)
+        super().__init__(files, storage_options, retries, cache, max_bytes, ahead)
         self._batch_size = None if batch_size is None else int(batch_size)
         self._footers = self._read_footers()
         self.columns = self._common_columns(columns)
@@ -134,8 +134,7 @@ class Parquet(ShardSource):
 
         Raises: IndexError; TypeError: the source is shuffled; DecodeError: the file is damaged.
         """
-        (item,) = self.__getitems__([operator.index(position)])
-        return item
+        return self.__getitems__([position])[0]
 
     def __getitems__(self, positions: Sequence[int]) -> Sequence[dict[str, Any]]:
         """Read the items at these positions. With torch's ``default_collate``, rows become a batch
@@ -222,21 +221,18 @@ class Parquet(ShardSource):
         group = footer.row_group(place[1])
         most = min(_MOST_ROWS, _READ_BYTES * group.num_rows // max(1, group.total_byte_size))
         with self._damage_in(*place):
-            batches = opened.iter_batches(
-                max(1, most), [place[1]], list(self.columns), use_threads=False
-            )
-        while row < high:
-            with self._damage_in(*place):
-                batch = next(batches, None)
-            if batch is None:
-                raise DecodeError(
-                    f"{name}: row group {place[1]} ends after {row} rows, and the footer says that "
-                    "it has more."
-                )
-            if row + len(batch) > low:
-                check_unchanged(name, self._files, stamp[0])
-                yield batch.select(self.columns)[max(low - row, 0) : high - row]
-            row += len(batch)
+            columns = list(self.columns)
+            batches = opened.iter_batches(max(1, most), [place[1]], columns, use_threads=False)
+            while row < high:
+                if (batch := next(batches, None)) is None:
+                    raise DecodeError(
+                        f"{name}: row group {place[1]} ends after {row} rows, and the footer says "
+                        "that it has more."
+                    )
+                if row + len(batch) > low:
+                    check_unchanged(name, self._files, stamp[0])
+                    yield batch.select(self.columns)[max(low - row, 0) : high - row]
+                row += len(batch)
 
     def _taken(self, rows: np.ndarray[Any, Any]) -> pa.Table:
         """Return these rows, in this order, from row groups that are kept for later calls."""

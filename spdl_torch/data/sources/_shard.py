@@ -137,15 +137,14 @@ class ShardFiles:
                 self.versions[url] = version_of(url, self.storage_options)
             except unless_of_handler(Exception) as error:
                 self.versions[_NOT_ASKED] = None
-                told = f"{url}: {type(error).__name__}: {error}"
-                _logger.warning("shards are read from their copies, new or old: %s", told)
+                _logger.warning("shards are read from their copies, new or old: %s: %r", url, error)
         return self.versions.get(url)
 
 
 def shard_files(
     who: str,
-    retries: int,
     storage_options: Mapping[str, Any],
+    retries: int,
     cache: str | os.PathLike[str] | None,
     max_bytes: float | None,
     ahead: int,
@@ -199,11 +198,8 @@ class ShardSource(StreamSource[dict[str, Any]]):
     def __init__(
         self,
         names: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-        retries: int,
         storage_options: Mapping[str, Any] | None,
-        cache: str | os.PathLike[str] | None,
-        max_bytes: float | None,
-        ahead: int,
+        *others: Any,
     ) -> None:
         who = type(self).__name__
         self.storage_options = dict(storage_options or {})
@@ -212,7 +208,7 @@ class ShardSource(StreamSource[dict[str, Any]]):
         """The names of all in the order given, regardless of parts and shuffling."""
         if not self.urls:
             raise ValueError(f"{who}: expected at least one {self._WHAT}, got none.")
-        self._files = shard_files(who, retries, self.storage_options, cache, max_bytes, ahead)
+        self._files = shard_files(who, self.storage_options, *others)
 
     @abstractmethod
     def _found(self, pattern: str) -> list[str]:

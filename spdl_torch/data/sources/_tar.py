@@ -99,7 +99,7 @@ class TarShards(ShardSource):
         if on_error not in ("raise", "skip"):
             raise ValueError(f"TarShards: on_error must be 'raise' or 'skip', got {on_error!r}.")
         check_whole("TarShards", max_sample_bytes=max_sample_bytes)
-        super().__init__(urls, retries, storage_options, cache, max_bytes, ahead)
+        super().__init__(urls, storage_options, retries, cache, max_bytes, ahead)
         self._on_error = on_error
         self._max_sample_bytes = max_sample_bytes
         self._indexed: IndexedSamples | None = None
