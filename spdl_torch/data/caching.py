@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch.utils.data import Dataset, IterableDataset, Subset
 
-from ..engine.failures import unless_of_handler
+from ..handlers import unless_of_handler
 from ..io._cache.folders import file_stamp, hash_of
 from ..io._cache.memory import open_store
 from ..io._cache.samples import sample_bytes, sample_from

@@ -5,20 +5,14 @@ from __future__ import annotations
 import logging
 import math
 import os
-import signal
-import sys
-from functools import partial
 from numbers import Integral
-from types import CodeType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ..locks import RLock
 from ..shown_text import printable, shortened
 
 if TYPE_CHECKING:
     from .definition import MaxFailures
-
-E = TypeVar("E", bound=BaseException)
 
 _logger = logging.getLogger("spdl_torch.pipeline")
 
@@ -102,35 +96,6 @@ def as_exception(error: BaseException) -> Exception:
     wrapped = RuntimeError(f"{type(error).__name__} in a thread of the pipeline")
     wrapped.__cause__ = error
     return wrapped
-
-
-def raised_in_handler(error: BaseException) -> bool:
-    """Return whether a signal's handler raised an error, whatever it interrupted: the code of one
-    that is in place is among the error's frames. Their locals are not looked at, as the frames
-    would keep what they are let go of later.
-    """
-    handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
-    entry = error.__traceback__ if handlers else None
-    while entry is not None and entry.tb_frame.f_code not in handlers:
-        entry = entry.tb_next
-    return entry is not None
-
-
-def unless_of_handler(*kinds: type[E]) -> tuple[type[E], ...]:
-    """Return what an ``except`` clause is to catch: these kinds, or nothing if a signal's handler
-    has raised what is on its way, which is for whoever has set the handler.
-    """
-    error = sys.exc_info()[1]
-    return () if error is not None and raised_in_handler(error) else kinds
-
-
-def _code_of(handler: Any) -> CodeType | None:
-    while isinstance(handler, partial):
-        handler = handler.func
-    if callable(handler) and not hasattr(handler, "__code__"):
-        handler = handler.__call__
-    code: CodeType | None = getattr(handler, "__code__", None)  # a method has its function's
-    return code
 
 
 def attach_note(error: BaseException, note: str) -> None:

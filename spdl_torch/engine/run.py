@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..checks import check_whole
 from ..errors import PipelineFailure, PipelineStopped
+from ..handlers import raised_in_handler
 from ..locks import RLock
 from ..machine.probes import join_probing
 from ..machine.readings import Probing
 from .async_stage import AsyncStage
 from .channel import EPOCH_END, Channel, ChannelClosed, EndOfChannel, WaitIsOver, warn_when_stalled
 from .definition import BURST_BUFFER_SIZE, default_buffer_size
-from .failures import raised_in_handler
 from .hooks import Reporter, Reports, StageInfo, TaskStatsHook, check_interval
 from .loop import LOOP_NAME, LoopThread
 from .source import Source

@@ -6,9 +6,11 @@ import errno
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from glob import has_magic
 from typing import Any, BinaryIO, cast
 
-from ._retry import BACKOFF_SECONDS, MAX_BACKOFF_SECONDS, RETRIES, RetryPolicy
+from ._retry import BACKOFF_SECONDS, MAX_BACKOFF_SECONDS, RETRIES, RetryPolicy, status_of
 
 # At least two letters before "://", so that no Windows drive is taken for a protocol. fsspec
 # chains, "zip://a.txt::s3://bucket/b.zip" and "simplecache::s3://bucket/a", begin the same way.
@@ -90,12 +92,27 @@ def glob_url(pattern: str, storage_options: Mapping[str, Any] | None = None) -> 
 
     def glob() -> dict[str, dict[str, Any]]:
         system, path = file_system(pattern, storage_options)
-        return cast("dict[str, dict[str, Any]]", system.glob(path, detail=True))
+        found = cast("dict[str, dict[str, Any]]", system.glob(path, detail=True))
+        if not found and not has_magic(path):  # it takes whatever fails for a missing file
+            with suppress(FileNotFoundError):
+                found = {path: dict(info_of(system, path))}
+        return found
 
     found = _policy.repeat(glob, pattern)
     protocol = cast("re.Match[str]", _URL.match(pattern))[1]
     names = [name for name, info in found.items() if info.get("type") != "directory"]
     return [name if is_url(name) else f"{protocol}://{name}" for name in names]
+
+
+def info_of(system: Any, path: str) -> Mapping[str, Any]:
+    """Return what a store says of a file. fsspec's web servers call whatever fails "not found"."""
+    try:
+        return cast("Mapping[str, Any]", system.info(path))
+    except FileNotFoundError as error:
+        cause = error.__cause__
+        if not isinstance(cause, Exception) or status_of(cause) in (404, 410):
+            raise
+        raise cause from None
 
 
 def file_system(url: str, storage_options: Mapping[str, Any] | None) -> tuple[Any, str]:

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, BinaryIO, TypeAlias, TypeVar, cast
 
-from spdl_torch.engine.failures import unless_of_handler
 from spdl_torch.errors import SourceChangedError
+from spdl_torch.handlers import unless_of_handler
 
-from ._remote import file_system, is_url, kept_copy
+from ._remote import file_system, info_of, is_url, kept_copy
 from ._retry import RetryPolicy, status_of
 
 T = TypeVar("T")
@@ -92,7 +92,7 @@ def version_of(url: str, storage_options: Mapping[str, Any]) -> Version:
     def ask() -> Version:
         system, path = file_system(url, storage_options)
         system.invalidate_cache(path)
-        return _version_in(_info_of(system, path))
+        return _version_in(info_of(system, path))
 
     return _briefly.repeat(ask, url)
 
@@ -219,7 +219,7 @@ def open_blocks(
 
 def open_ranges(system: Any, path: str, offset: int) -> Opened:
     """Open a web server's file for ranges, all of one version."""
-    info = _info_of(system, path)
+    info = info_of(system, path)
     if not (info.get("partial", True) and info.get("size")):
         return open_stream(system, path, offset)
     headers = dict(system.kwargs.get("headers", {}))
@@ -231,17 +231,6 @@ def open_ranges(system: Any, path: str, offset: int) -> Opened:
     file = system.open(path, "rb", size=info["size"], headers=headers)
     file.seek(offset)
     return Opened(file, _version_in(info))
-
-
-def _info_of(system: Any, path: str) -> Mapping[str, Any]:
-    """Return what a store says of a file. fsspec's web servers call whatever fails "not found"."""
-    try:
-        return cast("Mapping[str, Any]", system.info(path))
-    except FileNotFoundError as error:
-        cause = error.__cause__
-        if not isinstance(cause, Exception) or status_of(cause) in (404, 410):
-            raise
-        raise cause from None
 
 
 def open_stream(system: Any, path: str, offset: int) -> Opened:

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..checks import check_whole
-from ..engine.failures import attach_note, notes_of, unless_of_handler
+from ..engine.failures import attach_note, notes_of
 from ..engine.shared import lock_held_at_forks
 from ..errors import DecodeError, SourceChangedError
+from ..handlers import unless_of_handler
 
 T = TypeVar("T")
 

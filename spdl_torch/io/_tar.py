@@ -11,8 +11,8 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO, cast
 
-from spdl_torch.engine.failures import unless_of_handler
 from spdl_torch.errors import DecodeError
+from spdl_torch.handlers import unless_of_handler
 
 DEFAULT_MAX_BYTES = 1 << 30
 """The largest member: far above any sample, far below what takes a machine down."""

@@ -13,14 +13,8 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
-from ..engine.failures import (
-    attach_note,
-    describe,
-    notes_of,
-    raised_in_handler,
-    renew_note,
-    text_of,
-)
+from ..engine.failures import attach_note, describe, notes_of, renew_note, text_of
+from ..handlers import raised_in_handler
 from ..objects.members import slots_of
 
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class that is not built in

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset, default_collate, default_convert
 
+from ..handlers import unless_of_handler
 from ..objects.kinds import PLAIN_VALUES
 from ..objects.members import Unfinished, members, walk
 from ..observe.verdict.placement import Placement
@@ -163,7 +164,7 @@ def _declared(dataset: Any) -> bool | None:
         if inspect.isdatadescriptor(declared):  # a property, or a slot
             try:
                 declared = dataset.thread_safe
-            except Exception:  # the user's own: it says nothing
+            except unless_of_handler(Exception):  # the user's own: it says nothing
                 return None
     return declared if isinstance(declared, bool) else None
 

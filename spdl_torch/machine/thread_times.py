@@ -18,6 +18,7 @@ from functools import cache
 from time import clock_gettime_ns, perf_counter_ns, process_time_ns, thread_time_ns
 from typing import NamedTuple, TypeVar
 
+from ..handlers import unless_of_handler
 from ..locks import RLock
 from .starting import started_ns
 
@@ -192,7 +193,7 @@ class OwnRunDelay:
                 name = f"{_TASKS}/{threading.get_native_id()}/schedstat"
                 self._file = os.open(name, os.O_RDONLY)
             return int(os.pread(self._file, 64, 0).split()[1])
-        except (OSError, IndexError, ValueError):
+        except unless_of_handler(OSError, IndexError, ValueError):
             return 0
 
     def close(self) -> None:
@@ -260,9 +261,7 @@ def _told(ask: Callable[[], T], otherwise: T) -> T:
     file for it."""
     try:
         return ask()
-    except TimeoutError:  # a signal's handler's
-        raise
-    except (OSError, IndexError, ValueError):
+    except unless_of_handler(OSError, IndexError, ValueError):
         return otherwise
 
 

@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
+from ..handlers import unless_of_handler
+
 # Bounds, should one contain itself.
 _MOST = 8
 _MOST_DATASETS = 1000
@@ -17,7 +19,7 @@ def nested_datasets(dataset: Any) -> Iterator[Any]:
         yield dataset
         try:
             inner = getattr(dataset, "dataset", None)
-        except Exception:  # the user's property fails; torch would not read it
+        except unless_of_handler(Exception):  # the user's property fails; torch would not read it
             return
         if inner is None or inner is dataset:
             return

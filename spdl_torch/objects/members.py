@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..handlers import unless_of_handler
 from .kinds import ARRAYS, SEQUENCES, is_immutable, is_value
 
 
@@ -202,7 +203,7 @@ def walk(
                     for step, each in members_of(value)
                     if values or not is_value(type(each))
                 ]
-            except Exception:  # a user's class that cannot be inspected
+            except unless_of_handler(Exception):  # a user's class that cannot be inspected
                 continue
         level = below
 

@@ -11,6 +11,7 @@ from ..engine.recorder import FlightRecorder
 from ..engine.run import Run, RunState
 from ..engine.shared import weakly
 from ..errors import PipelineStopped
+from ..handlers import unless_of_handler
 from ..scopes import scope
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class Pipeline(Generic[T]):
         while True:
             try:
                 item = self._run.get(timeout)
-            except EOFError:
+            except unless_of_handler(EOFError):
                 return
             yield item
 

@@ -272,6 +272,10 @@ def test_nulls_are_none_and_change_nothing_beside_them(tmp_path):
             "flag": pa.array([True, None, False]),
             "list": pa.array([[1, 2], None, [3, None]], pa.list_(pa.int16())),
             "when": pa.array([datetime.date(2026, 1, 1), None, None]),
+            "fixed": pa.ExtensionArray.from_storage(
+                pa.fixed_shape_tensor(pa.int16(), (2, 1)),
+                pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int16(), 2)),
+            ),
         }
     )
     pq.write_table(table, tmp_path / "a.parquet")
@@ -282,6 +286,8 @@ def test_nulls_are_none_and_change_nothing_beside_them(tmp_path):
     assert same(rows[0]["list"], torch.tensor([1, 2], dtype=torch.int16))
     assert [rows[1]["list"], rows[2]["list"]] == [None, [3, None]]
     assert [row["when"] for row in rows] == [datetime.date(2026, 1, 1), None, None]
+    fixed = [row["fixed"] if row["fixed"] is None else row["fixed"].tolist() for row in rows]
+    assert fixed == [[[1], [2]], None, [[3], [4]]]
     (batch,) = Parquet(tmp_path, batch_size=3)
     assert same(batch["n"], [row["n"] for row in rows])
     loader = DataLoader(Parquet(tmp_path, ["n"]), batch_size=3)
@@ -394,6 +400,16 @@ def test_errors_say_what_to_do(folder, tmp_path):
     ):
         with pytest.raises(error, match=message):
             call()
+
+
+def test_damage_in_text_is_an_error_that_names_the_file(tmp_path):
+    """Though text is decoded after it was read."""
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"s": ["abc", "def"]}), path, compression="none", use_dictionary=False)
+    path.write_bytes(path.read_bytes().replace(b"def", b"\xffef"))
+    for read in (list, lambda source: source[1]):
+        with pytest.raises(DecodeError, match=r"a\.parquet: row group 0 cannot be read"):
+            read(Parquet(path))
 
 
 def test_damage_is_an_error_that_names_the_file(tmp_path):

@@ -297,3 +297,38 @@ def test_signal_in_iter_leaves_the_epoch_as_it_would_have_come(workers, own):
     assert place > 10
     del loader, again
     assert_threads_end()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_error_of_a_handler_comes_out_of_iter():
+    """Of a resumed loader, too, which takes errors of many kinds for a state that does not fit."""
+
+    class LateValue(ValueError):
+        pass
+
+    def handler(*_):
+        raise LateValue
+
+    def make():
+        return DataLoader(Indices(12), 4, shuffle=True, generator=torch.Generator())
+
+    loader, before = make(), signal.signal(signal.SIGUSR1, handler)
+    next(iter(loader))
+    state, raised = loader.state_dict(), 0
+    try:
+        for place in itertools.count(1, 11):
+            resumed = make()
+            resumed.load_state_dict(state)
+            came = None
+            try:
+                with AtCall(place, signal.SIGUSR1) as at_call:
+                    iter(resumed)
+            except Exception as error:
+                came = error
+            assert type(came) in (LateValue, type(None)), f"{came!r} at {at_call.where}"
+            raised += came is not None
+            if at_call.where is None:
+                break
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert raised > place // 4

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from ...engine.failures import unless_of_handler
+from ...handlers import unless_of_handler
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from ...engine.failures import unless_of_handler
+from ...handlers import unless_of_handler
 from ...locks import RLock
 
 if TYPE_CHECKING:
@@ -116,8 +116,10 @@ def _column(array: pa.Array) -> Any:
     """Return a tensor, or a list with a value for each row."""
     import pyarrow as pa
 
-    if isinstance(array, pa.FixedShapeTensorArray) and not array.null_count:
-        return torch.from_numpy(np.array(array.to_numpy_ndarray()))
+    if isinstance(array, pa.FixedShapeTensorArray):
+        if not array.null_count:
+            return torch.from_numpy(np.array(array.to_numpy_ndarray()))
+        return [torch.from_numpy(np.array(t.to_numpy())) if t.is_valid else None for t in array]
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     if pa.types.is_dictionary(array.type):

@@ -24,10 +24,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from operator import add
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, BinaryIO, TypeAlias, TypeVar
 
-from spdl_torch.engine.failures import unless_of_handler
 from spdl_torch.errors import DecodeError
+from spdl_torch.handlers import unless_of_handler
 from spdl_torch.io._remote import Reader, is_url
 from spdl_torch.io._tar import TarReader
 
@@ -224,21 +224,19 @@ class IndexedSamples:
         bounds = self._offsets[first], self._offsets[last] + self._sizes[last]
         with self._files.open_part(url, *bounds, num_bytes) as file:
             for number in range(first, end):
-                self._check_limit(number, url)
-                yield self._sample(number, url, file.read(self._sizes[number]))
+                yield self._sample(number, url, file)
 
     def _shard_of(self, number: int) -> int:
         return bisect_right(self.first_samples, number) - 1
 
-    def _check_limit(self, number: int, url: str) -> None:
+    def _sample(self, number: int, url: str, shard: BinaryIO) -> dict[str, Any]:
+        """Return the sample in the next bytes of the tar, once they are as the index says."""
         if self._sizes[number] > self._max_bytes:
             inside = number - self.first_samples[self._shard_of(number)]
             raise DecodeError(
                 f"{url}: sample {inside} has more than max_sample_bytes={self._max_bytes}."
             )
-
-    def _sample(self, number: int, url: str, content: bytes) -> dict[str, Any]:
-        """Return the sample in its bytes of the tar, once they are as the index says."""
+        content = shard.read(self._sizes[number])
         file = io.BytesIO(content + (_END if len(content) == self._sizes[number] else b""))
         start = self._offsets[number]
         name = self._files.named(url)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from spdl_torch.checks import check_whole
-from spdl_torch.engine.failures import unless_of_handler
 from spdl_torch.errors import DecodeError
+from spdl_torch.handlers import unless_of_handler
 from spdl_torch.io._cache.folders import file_stamp
 from spdl_torch.io._remote import is_url
 from spdl_torch.io._retry import RETRIES, note_failure
@@ -119,9 +119,8 @@ class Parquet(ShardSource):
         self._kept = KeptTables()
 
     def __repr__(self) -> str:
-        what = f"{counted(len(self.urls), 'file')}, columns {', '.join(self.columns)}"
-        if self._batch_size is not None:
-            what += f", batches of {self._batch_size}"
+        items = "" if self._batch_size is None else f", batches of {self._batch_size}"
+        what = f"{counted(len(self.urls), 'file')}, columns {', '.join(self.columns)}{items}"
         return f"<Parquet of {what}{self._shown_parts()}>"
 
     def __len__(self) -> int:
@@ -230,6 +229,7 @@ class Parquet(ShardSource):
                         "that it has more."
                     )
                 if row + len(batch) > low:
+                    batch.validate(full=True)  # text, too, which is decoded later
                     check_unchanged(name, self._files, stamp[0])
                     yield batch.select(self.columns)[max(low - row, 0) : high - row]
                 row += len(batch)
@@ -259,6 +259,7 @@ class Parquet(ShardSource):
         file, group = self._places[number]
         with self._opened(file) as opened, self._damage_in(file, group):
             table = opened.read_row_group(group, list(self.columns), use_threads=False)
+            table.validate(full=True)
             return without_views(table.select(self.columns))
 
     @scope

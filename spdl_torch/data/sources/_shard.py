@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any, BinaryIO, Self, cast
 
 from spdl_torch.checks import check_bytes, whole
-from spdl_torch.engine.failures import unless_of_handler
 from spdl_torch.errors import DecodeError, SourceChangedError
+from spdl_torch.handlers import unless_of_handler
 from spdl_torch.io._cache.folders import HAS_LOCKS, file_stamp, hash_of
 from spdl_torch.io._remote import is_url, read_url_range
 from spdl_torch.io._resuming import Version, open_resuming, version_of
@@ -122,8 +122,8 @@ class ShardFiles:
         of a shard that is fetched ahead, says whether nobody wants it any more."""
         if self.copies is None:
             return None
-        options = sorted((name, repr(value)) for name, value in self.storage_options.items())
-        key = hash_of("shard", url, repr(options)) if is_url(url) else file_stamp(url)
+        options = repr(sorted(self.storage_options.items()))
+        key = hash_of("shard", url, options) if is_url(url) else file_stamp(url)
         version = self._version_of(url) if is_url(url) else {"size": f"{os.path.getsize(url)}"}
         stamp = None if version is None else hash_of(repr(sorted(version.items())))
         num_bytes = int((version or {}).get("size", 0))

@@ -99,9 +99,6 @@ class Stream(StreamSource[T_co], Generic[T_co]):
     def __init__(self, items: Iterable[T_co] | Callable[[], Iterable[T_co]]) -> None:
         self._items = items
 
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self._items!r}, shard{self.stride()}>"
-
     def iterate(self, start: int = 0) -> Iterator[T_co]:
         """Iterate from the ``start``-th item on; earlier ones are read and dropped."""
         start = checked_start(self, start)

@@ -132,12 +132,6 @@ class TarShards(ShardSource):
             raise IndexError(f"TarShards: position must be below {end - first}, got {position}.")
         return indexed.sample(place)
 
-    @property
-    def num_retries(self) -> int:
-        """The number of times that this source, and those made from it, opened a shard again in
-        this process."""
-        return self._files.policy.num_retries
-
     def iterate(self, start: int = 0) -> Iterator[dict[str, Any]]:
         """Iterate from the ``start``-th sample on.
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from spdl_torch.engine.failures import unless_of_handler
 from spdl_torch.errors import DecodeError
+from spdl_torch.handlers import unless_of_handler
 from spdl_torch.shown_text import short_repr
 
 from .._source import Memory, Source, memory_of, source_name, view_of

@@ -18,7 +18,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator
 
-from ...engine.failures import unless_of_handler
+from ...handlers import unless_of_handler
 from ...scopes import scope
 
 try:
@@ -121,7 +121,7 @@ def remove_unused(folder: str) -> bool:
     """Remove a folder that no process holds, and return whether it is gone."""
     try:
         file = Descriptor(os.open(os.path.join(folder, _ALIVE), os.O_RDWR | os.O_CLOEXEC))
-    except OSError:  # it is just being made, or removed
+    except unless_of_handler(OSError):  # it is just being made, or removed
         return False
     return remove_if_alone(folder, file)
 
@@ -130,7 +130,7 @@ def remove_if_alone(folder: str, file: int) -> bool:
     """Remove a folder that nobody holds but by this open file, and return whether it is gone."""
     try:
         take(file)
-    except OSError:
+    except unless_of_handler(OSError):
         return False
     if is_at(os.path.join(folder, _ALIVE), file):
         shutil.rmtree(folder, ignore_errors=True)
@@ -152,7 +152,7 @@ def bytes_taken(folder: str) -> int:
 def _stat(folder: str, name: str) -> os.stat_result | None:
     try:
         return os.stat(os.path.join(folder, name))
-    except OSError:
+    except unless_of_handler(OSError):
         return None
 
 
@@ -203,7 +203,7 @@ def is_at(path: str, file: int, folder: int | None = None) -> bool:
     """Return whether an open file has this name, in an open folder if there is one."""
     try:
         return os.path.samestat(os.stat(path, dir_fd=folder), os.fstat(file))
-    except OSError:
+    except unless_of_handler(OSError):
         return False
 
 

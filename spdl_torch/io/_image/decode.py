@@ -31,8 +31,8 @@ import numpy as np
 import torch
 from PIL.Image import Image, Resampling
 
-from spdl_torch.engine.failures import unless_of_handler
 from spdl_torch.errors import DecodeError
+from spdl_torch.handlers import unless_of_handler
 
 from .._source import Source, read_source, source_name
 from . import kernel, libjpeg_turbo, pillow
@@ -108,7 +108,7 @@ def decode_tensor(data: Tensor, name: str, *, apply_exif_orientation: bool = Fal
     if codec is not None:
         try:
             return codec(data)
-        except RuntimeError as error:
+        except unless_of_handler(RuntimeError) as error:
             refusal = error
     try:
         return pillow.decode_with_pillow(data, name, exif=apply_exif_orientation)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
-from spdl_torch.engine.failures import unless_of_handler
 from spdl_torch.errors import DecodeError, UnsupportedOptionError
+from spdl_torch.handlers import unless_of_handler
 
 from .._options import check_batch, check_size, fitted_size
 from .._remote import is_url

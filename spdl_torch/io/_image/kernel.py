@@ -23,8 +23,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Generator, Tensor
 
-from ...engine.failures import unless_of_handler
 from ...engine.shared import lock_held_at_forks
+from ...handlers import unless_of_handler
 
 T = TypeVar("T")
 

@@ -13,8 +13,8 @@ import torch
 from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
 
-from spdl_torch.engine.failures import unless_of_handler
 from spdl_torch.errors import DecodeError
+from spdl_torch.handlers import unless_of_handler
 
 from .._remote import is_url
 from .._source import read_source

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...engine.failures import unless_of_handler
 from ...engine.shared import Loans
+from ...handlers import unless_of_handler
 from ...locks import RLock
 from .region import PageLocker, Region, mapped
 from .slabs import ALIGNMENT, SMALL_BYTES, rounded_up

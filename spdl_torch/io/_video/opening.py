@@ -19,8 +19,8 @@ from av.stream import Discard
 from av.video.stream import VideoStream
 from torch import Tensor
 
-from spdl_torch.engine.failures import unless_of_handler
 from spdl_torch.errors import DecodeError
+from spdl_torch.handlers import unless_of_handler
 
 from ...scopes import scope
 from .._remote import is_url

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from av.error import FFmpegError
 
-from spdl_torch.engine.failures import unless_of_handler
 from spdl_torch.errors import DecodeError
+from spdl_torch.handlers import unless_of_handler
 
 from .codec import VideoCodec, is_entry, tells_keyframes, tick_until, to_ticks
 from .opening import packets_of

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from ...engine.failures import unless_of_handler
+from ...handlers import unless_of_handler
 from ..error_notes import is_of_handler
 from ..sampling.sampler_chain import unshared
 from .epoch import SamplerState

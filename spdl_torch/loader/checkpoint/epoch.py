@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from ...handlers import unless_of_handler
 from ..rng.keys import epoch_seed
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ def _plain(index: Any) -> Any:
     """Return a value whose text is the same in every process."""
     try:
         return operator.index(index)
-    except Exception:  # no number, or one of the user's whose method fails
+    except unless_of_handler(Exception):  # no number, or one of the user's whose method fails
         if isinstance(index, np.ndarray | torch.Tensor):
             index = index.reshape(-1)[:NUM_LAST].tolist()
         if isinstance(index, list | tuple):

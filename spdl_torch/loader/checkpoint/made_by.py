@@ -17,6 +17,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
+from ...handlers import unless_of_handler
 from ..sampling.sampler_chain import divides_itself, nested_samplers, num_ranks
 from ..state_fields import AT_LEAST_ONE, Field, is_flag, list_of
 
@@ -74,7 +75,7 @@ def length_of(dataset: Any) -> int | None:
     """Return the dataset's length; None = it has none."""
     try:
         return len(dataset)
-    except Exception:  # the user's: who wants to know gets the error
+    except unless_of_handler(Exception):  # the user's: who wants to know gets the error
         return None
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...engine.failures import unless_of_handler
+from ...handlers import unless_of_handler
 from ..error_notes import add_thread_note
 from ..sampling.sampler_chain import epoch_of, names_of, unshared
 from .epoch import NUM_LAST, Given, HandedOut, SamplerState, Told, checksum_of, last_of

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DistributedSampler
 
+from ...handlers import unless_of_handler
 from ...scopes import scope
 from ..rng.patches import drawn_from
 from ..sampling.sampler_chain import (
@@ -289,7 +290,7 @@ def _set_states(generators: list[torch.Generator], states: tuple[str, ...]) -> N
         try:
             content = bytearray(base64.b85decode(text))
             generator.set_state(torch.frombuffer(content, dtype=torch.uint8).clone())
-        except (ValueError, RuntimeError, TypeError) as error:
+        except unless_of_handler(ValueError, RuntimeError, TypeError) as error:
             raise ValueError(
                 f"load_state_dict: generators[{number}] is not a generator's state here: {error}."
             ) from error

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from torch.utils.data import get_worker_info
 
+from ...handlers import unless_of_handler
 from ...objects.copies import deep_copy
 from ...objects.datasets import all_datasets
 from ..error_notes import Reason, add_thread_note
@@ -44,7 +45,7 @@ def check_protocol(each: Any) -> TypeError | None:
     for name, arguments in (("state_dict", ()), ("load_state_dict", ({},))):
         try:
             signature = inspect.signature(_attribute(each, name))
-        except (TypeError, ValueError):
+        except unless_of_handler(TypeError, ValueError):
             continue  # perhaps written in C: a call will show
         try:
             signature.bind(*arguments)
@@ -226,7 +227,7 @@ def _cut_context(error: BaseException, outer: BaseException | None) -> None:
 def _attribute(each: Any, name: str) -> Any:
     try:
         return getattr(each, name, None)
-    except Exception:  # the user's property fails; torch would not read it
+    except unless_of_handler(Exception):  # the user's property fails; torch would not read it
         return None
 
 

@@ -26,7 +26,7 @@ from multiprocessing import reduction
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ....engine.failures import unless_of_handler
+from ....handlers import unless_of_handler
 from ..jobs import Loaded
 
 if TYPE_CHECKING:

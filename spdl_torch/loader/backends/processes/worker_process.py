@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed
 
-from ....engine.failures import notes_of, text_of, unless_of_handler
+from ....engine.failures import notes_of, text_of
 from ....engine.shared import LiveObjects
+from ....handlers import unless_of_handler
 from ....locks import in_forked_child
 from ...error_notes import is_of_handler
 from ...stats.counts import Readings
