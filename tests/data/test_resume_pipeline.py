@@ -139,13 +139,13 @@ def test_a_stateful_source_is_asked_for_nothing_twice():
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("source", ["list", "stateful"])
 def test_ctrl_c_before_the_loop_has_seen_the_end_ends_no_pass(source):
     """Wherever it comes after the last item: a state from then has nothing left of that pass, and
     only then the next one."""
     first, second = ([*each] for each in [dataset_of(SOURCES[source]())] * 2)
     outcomes = set()
-    for place in itertools.count(1, 3):
+    for place in itertools.count(1, 11):
         dataset = dataset_of(SOURCES[source]())
         dataset.state_dict()
         iterator, came = iter(dataset), None
