@@ -10,13 +10,17 @@ from typing import Any, TypeVar
 
 E = TypeVar("E", bound=BaseException)
 
+# Without the enums of signal.getsignal, which take ten times as long: a pass ends by an error, too.
+_getsignal = getattr(sys.modules.get("_signal"), "getsignal", signal.getsignal)
+
 
 def raised_in_handler(error: BaseException) -> bool:
     """Return whether a signal's handler raised an error, whatever it interrupted: the code of one
     that is in place is among the error's frames. Their locals are not looked at, as the frames
     would keep what they are let go of later.
     """
-    handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    set_ones = (each for each in map(_getsignal, range(1, signal.NSIG)) if callable(each))
+    handlers = {*map(_code_of, set_ones)} - {None}
     entry = error.__traceback__ if handlers else None
     while entry is not None and entry.tb_frame.f_code not in handlers:
         entry = entry.tb_next
