@@ -17,6 +17,7 @@ import _early_names  # noqa: F401 - before any file of tests can start a loader
 import _spawned
 import fsspec
 import pytest
+from _at_call import TooLate
 from _gates import quiet_log
 from _memory import make_cheap_to_fork
 from hypothesis import HealthCheck, settings
@@ -92,6 +93,18 @@ def trainers_generators():
     yield
     left, of_thread.streams = of_thread.streams, None
     assert left is None
+
+
+@pytest.fixture
+def _too_late():
+    """An error comes of SIGUSR1."""
+
+    def handler(*_):
+        raise TooLate
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    yield
+    signal.signal(signal.SIGUSR1, before)
 
 
 @pytest.fixture

@@ -361,7 +361,7 @@ def test_time_limit_ends_the_wait_for_another_process(tmp_path):
     """What a signal's handler raises then reaches the caller, also if it is an OSError."""
 
     def too_late(*_):
-        raise TimeoutError
+        raise TimeoutError("too late")
 
     store = Store(str(tmp_path))
     reading, writing = os.pipe()
@@ -376,7 +376,7 @@ def test_time_limit_ends_the_wait_for_another_process(tmp_path):
     try:
         os.read(reading, 1)
         signal.setitimer(signal.ITIMER_REAL, 0.3)
-        with pytest.raises(TimeoutError), store.making(1):
+        with pytest.raises(TimeoutError, match="too late"), store.making(1):
             pass
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

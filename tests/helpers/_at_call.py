@@ -11,6 +11,11 @@ import threading
 _KEEP_THEIR_LOCKS = threading.__file__, logging.__file__
 
 
+class TooLate(TimeoutError):
+    """What a handler raises that limits the time of a loop, as many are written: also an OSError,
+    which whatever reads takes for a failure of its own."""
+
+
 class AtCall:
     """Interrupts the main thread at a certain one of the places where Python looks for signals:
     where a function begins, and where one that is written in C has returned.

@@ -8,17 +8,13 @@ import tarfile
 import fsspec
 import numpy as np
 import pytest
-from _at_call import AtCall
+from _at_call import AtCall, TooLate
 from _datasets import Indices
 from PIL import Image
 
 from spdl_torch.data import cached
 from spdl_torch.data.sources import TarShards
 from spdl_torch.io import load_image, load_npz
-
-
-class TooLate(TimeoutError):
-    """A limit of time, as many are written: also an OSError, which reading takes for a failure."""
 
 
 def picture(folder):
@@ -55,16 +51,6 @@ WAYS = {
     "packed shard": lambda _: shard("w:bz2", "a.tar.bz2"),
     "cache": cache,
 }
-
-
-@pytest.fixture
-def _too_late():
-    def handler(*_):
-        raise TooLate
-
-    before = signal.signal(signal.SIGUSR1, handler)
-    yield
-    signal.signal(signal.SIGUSR1, before)
 
 
 # Where Python itself drops what is raised: in a finalizer.

@@ -14,7 +14,7 @@ import _ways_of_draws
 import numpy as np
 import pytest
 import torch
-from _at_call import AtCall
+from _at_call import AtCall, TooLate
 from _covering import by_pairs
 from _datasets import IndexStream, Indices
 from _folders import HELPERS
@@ -94,24 +94,8 @@ class Resumable(IndexStream):
         self.position = state["position"]
 
 
-class TooLate(TimeoutError):
-    """What a handler raises that limits the time of a loop, as many are written."""
-
-
 SIGNALS = {"Ctrl-C": signal.SIGINT, "an error": signal.SIGUSR1}
 """By what comes of them."""
-
-
-@pytest.fixture
-def _too_late():
-    """An error comes of SIGUSR1."""
-
-    def handler(*_):
-        raise TooLate
-
-    before = signal.signal(signal.SIGUSR1, handler)
-    yield
-    signal.signal(signal.SIGUSR1, before)
 
 
 def interrupted(make, place, more=(), number=signal.SIGINT):
