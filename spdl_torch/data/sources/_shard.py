@@ -104,7 +104,7 @@ class ShardFiles:
             part = partial(read_url_range, url, first, end, self.storage_options)
             return io.BytesIO(self.policy.repeat(part, url))
         if file is None and not is_url(url) and end - first <= BUFFER_BYTES:
-            file = open(url, "rb", buffering=0)  # noqa: SIM115 - for the caller
+            file = self.policy.repeat(partial(open, url, "rb", 0), url)
         file = file or open_resuming(url, self.policy, self.storage_options, seekable=True)
         size = file.seek(0, os.SEEK_END)
         if size != num_bytes and (self.copies is not None or not is_url(url)):
