@@ -6,10 +6,8 @@ import argparse
 import importlib.util
 import os
 import sys
-from contextlib import suppress
 from multiprocessing import spawn
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 from ..command_options import CommandError, whole_number
@@ -50,12 +48,6 @@ def _run(options: argparse.Namespace) -> int:
         raise CommandError("--html and --record are for a run with our loader alone.")
     if not options.module and not os.access(path := path_of(options.program[0]), os.R_OK):
         raise CommandError(f"can't open file {path!r}: it is missing, or not for you to read.")
-    for written in filter(None, (options.html, options.record)):
-        _check_writable(written)
-    if options.record and options.record.is_file():
-        with options.record.open("rb") as file:
-            if file.read(6) not in (b"", b"SQLite"):
-                raise CommandError(f"--record: {options.record} is there, and no statistics file.")
     if options.compare and not options.folder:
         from .turns import compare
 
@@ -63,17 +55,6 @@ def _run(options: argparse.Namespace) -> int:
     Exchange(options)
     run_program(options.module or options.program, is_module=bool(options.module))
     return 0
-
-
-def _check_writable(path: Path) -> None:
-    """Say before the program runs what would only be found at its end."""
-    folder = next(each for each in path.absolute().parents if each.exists())
-    with suppress(OSError):
-        if path.is_file() or not path.exists():  # else a pipe or a device, which is not replaced
-            TemporaryFile(dir=folder).close()
-        if not path.is_dir() and os.access(path if path.exists() else folder, os.W_OK):
-            return
-    raise CommandError(f"can't write file '{path}': it is a folder, or not for you to write.")
 
 
 class Exchange:

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -40,29 +39,20 @@ def end_process(options: Any, known: dict[Any, Any]) -> None:
     if options.folder is not None:
         _leave_figures(sites, options.folder)
         return
-    # Not of turns: which loops are short depends on the loader, and both turns name them alike.
-    sites = _by_place(sites)
-    text = _of_slowest(max(made.time[1] for made in sites), "\n".join(map(_told, sites)))
+    long = [made for made in sites if made.time[0] >= SHORT_SECONDS]
+    told = list(map(_told, long))
+    if short := dict.fromkeys(made.site.where for made in sites if made not in long):
+        told.append(f"\nspdl-torch run: less than 2 s of loading, no report: {', '.join(short)}")
+    text = _of_slowest(max(made.time[1] for made in sites), "\n".join(told))
     if text is not None:
         print(printable(text), file=sys.stderr, flush=True)
         if options.html is not None:
-            parts = [part_of(it.report, it.site.where, it.how) for it in sites if it.report]
+            parts = [part_of(it.report, it.site.where, it.how) for it in long if it.report]
             try:
-                told = str(write_page(options.html, html_of("Report on loading", parts)))
+                text = str(write_page(options.html, html_of("Report on loading", parts)))
             except (OSError, ValueError, ModuleNotFoundError) as error:  # Jinja2
-                told = f"spdl-torch run: --html: {error}"
-            print(printable(told), file=sys.stderr)
-
-
-def _by_place(sites: Iterable[Any]) -> list[Any]:
-    """Return what is known of each site; those of one place with less than 2 s are one."""
-    found: dict[Any, Any] = {}
-    for made in sites:
-        is_short = made.time[0] < SHORT_SECONDS
-        own = found.setdefault(made.site[:-1] if is_short else made.site, made)
-        if own is not made:
-            own.add(made)
-    return list(found.values())
+                text = f"spdl-torch run: --html: {error}"
+            print(printable(text), file=sys.stderr)
 
 
 def _leave_figures(sites: list[Any], folder: Path) -> None:
@@ -79,11 +69,9 @@ def _leave_figures(sites: list[Any], folder: Path) -> None:
 
 def _told(made: Any) -> str:
     head = f"\nspdl-torch run: {made.site.where}: {made.site.loads}, {made.how}"
-    seconds, waits = made.time
-    if seconds < SHORT_SECONDS:
-        return f"{head}: less than 2 s of loading, no report"
     if made.report is not None:
         return f"{head}\n{made.report}\nEDIT     {_edit(made.site)}"
+    seconds, waits = made.time
     whole, next_, loop = (
         1e3 * each / max(1, made.num_batches) for each in (seconds, made.waited, made.stepped)
     )

@@ -21,15 +21,12 @@ import spdl_torch.loader.stats.figures
 
 from ..loader.dataloader import DataLoader as OurDataLoader
 from ..locks import in_forked_child
-from ..observe.verdict.report import joined
 from ..shown_text import printable_line
 from .ending import end_process, note_ranks
 from .program import while_it_runs
 
 _OURS = (os.path.dirname(os.path.dirname(__file__)), "<frozen ")
 _LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib", "stdlib")})
-
-_OTHERS = " and others"
 
 T_co = TypeVar("T_co", covariant=True)
 _options: Any = None
@@ -84,14 +81,6 @@ class Made:
         if known.get(self.site) is self:  # else in a fork
             with suppress(RuntimeError):  # nothing was loaded
                 self.report = OurDataLoader._report(loader, self.report)
-
-    def add(self, other: Made) -> None:
-        """Count what was loaded by others of its place, too."""
-        self.site = self.site._replace(loads=f"{self.site.loads.removesuffix(_OTHERS)}{_OTHERS}")
-        self.num_batches += other.num_batches
-        self.waited, self.stepped = self.waited + other.waited, self.stepped + other.stepped
-        if self.report is not None and other.report is not None:
-            self.report = joined(self.report, other.report)
 
     @property
     def time(self) -> tuple[float, float]:
