@@ -50,9 +50,9 @@ def run(op, items):
                 gc.get_count()
 
 
-def test_trace_event_is_on_the_row_of_its_thread(tmp_path):
-    """Inside of an op, of a step, around everything, and on a thread that nobody knows; the file
-    may be open, and is closed."""
+def test_trace_event_is_on_a_row_of_its_thread(tmp_path):
+    """Inside of an op, of a step, around everything, and on a thread that nobody knows, below the
+    pipelines; the file may be open, and is closed."""
 
     def op(item):
         with utils.trace_event("outer"), utils.trace_event("inner"):
@@ -73,15 +73,14 @@ def test_trace_event_is_on_the_row_of_its_thread(tmp_path):
         os.close(descriptor)  # as SPDL's does
     check_trace(path)
     events = events_of(path)
-    pipeline, program = "Data pipeline · rank 0", "Program · rank 0"
-    for name, *row in (
-        ("outer", pipeline, "op[0]"),
-        ("inner", pipeline, "op[0]"),
-        ("in the loop", pipeline, "training"),
-        ("everything", program, "MainThread"),
-        ("elsewhere", program, "helper"),
+    rows, (op,) = rows_of(events), {name for _, name in rows_of(events)["outer"]}
+    assert op.startswith("spdl-op")
+    for name, thread in (
+        *(("outer", op), ("inner", op), ("in the loop", "MainThread")),
+        *(("everything", "MainThread"), ("elsewhere", "helper")),
     ):
-        assert rows_of(events)[name] == {tuple(row)}
+        assert rows[name] == {("Program · rank 0", thread)}
+    assert rows["Training Step"] == {("Data pipeline · rank 0", "training")}
     assert sum(event["name"] == "outer" for event in events) == 3
 
 

@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import math
 import threading
 from fractions import Fraction
 from functools import partial
@@ -152,46 +153,21 @@ def test_exception_of_the_block_passes_whatever_becomes_of_the_trace(path, monke
         list(DataLoader(MapData(8)))
 
 
-def counters_in(path):
-    return [each["args"]["value"] for each in events_of(path, ph="C", name="counter 0")]
-
-
 def test_a_counter_takes_whatever_is_one_number(path):
-    """A loss is often a tensor, a metric a number of NumPy's; what is none is refused at the call,
-    where the mistake is, and the trace is written without it. The name of a slice is a text,
-    whatever was given."""
-    values = [
-        *(1.5, True, 3, Fraction(3, 2), numpy.float32(1.5), numpy.ones(1)),
-        *(torch.ones(1, 1, requires_grad=True), torch.tensor(1.5, dtype=torch.bfloat16)),
-    ]
-    refused = [
-        (torch.ones(2), r"Tensor of shape \(2,\)"),
-        (numpy.ones((2, 3)), r"ndarray of shape \(2, 3\)"),
-        *[("1.5", "str"), (None, "NoneType"), (torch.tensor(1j), "Tensor")],
-    ]
+    """A loss is often a tensor, a metric a number of NumPy's; what has no place on a curve is left
+    out. The name of a slice is a text, whatever was given."""
+    values = [1.5, True, Fraction(3, 2), numpy.float32(1.5), torch.ones(1, 1), torch.tensor(2.5)]
     with tracing(path):
-        for value in values:
+        for value in (*values, math.nan, torch.tensor(-math.inf)):
             trace_counter(0, value)
-        for value, got in refused:
-            with pytest.raises(TypeError, match=f"single one, got {got}"):
-                trace_counter(0, value)
+        with pytest.raises(TypeError, match="NoneType"):
+            trace_counter(0, None)
         for name in (5, torch.tensor(1), b"x"):
             with trace_event(name):
                 pass
-    assert counters_in(path) == [1.5, 1, 3, 1.5, 1.5, 1, 1, 1.5]
+    counts = [each["args"]["value"] for each in events_of(path, ph="C", name="counter 0")]
+    assert counts == [1.5, 1, 1.5, 1.5, 1, 2.5]
     assert {each["name"] for each in events_of(path, ph="X")} == {"5", "tensor(1)", "b'x'"}
-
-
-def test_a_counter_that_is_not_finite_leaves_the_trace_whole(path, caplog):
-    """No curve shows NaN; an event shows when the value became so, and the log says how often."""
-    nan, inf = float("nan"), float("inf")
-    with tracing(path):
-        for value in (1.0, nan, nan, torch.tensor(-inf), 2.0, 10**400):
-            trace_counter(0, value)
-    assert counters_in(path) == [1.0, 2.0]
-    events = events_of(path, name="counter 0 is not finite")
-    assert [each["args"]["value"] for each in events] == ["nan", "inf"], "once each time it begins"
-    assert "4 values of counter 0 are not finite" in caplog.text
 
 
 def test_report_in_a_trace_of_several_loaders_says_which_one_it_is_of(path):

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from ...engine.timeline import Outcome, TwoClocks
 
 if TYPE_CHECKING:
-    from ...engine.timeline import Part, Row, Timeline, Turn
+    from ...engine.timeline import Row, Timeline, Turn
     from ..verdict.report import Report
 
 OURS: Final = "spdlTorch"
@@ -65,7 +65,6 @@ class Count(NamedTuple):
     name: str
     time_ns: int
     value: float
-    """May be NaN or infinite, as a loss that has left its range: no curve can show it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +114,7 @@ def chrome_trace(
     cutoff, num_left_out = _cutoff(timelines, program, last_seconds, max_events)
     timelines = [_since(each, cutoff) for each in timelines]
     counts = [count for count in program.counts if count.time_ns > cutoff]
-    spans: dict[int, list[Span]] = {}  # by thread: those that no row has yet
-    for span in program.spans:
-        if span.ended_ns > cutoff:
-            spans.setdefault(span.thread_id, []).append(span)
+    spans = [span for span in program.spans if span.ended_ns > cutoff]
 
     ids = itertools.count(FIRST_ID)
     title = f"{program.name or 'Data pipeline'} · rank {rank}"
@@ -129,13 +125,12 @@ def chrome_trace(
     }
     ways: list[list[Stop]] = []
     for timeline in timelines:
-        ways += processes[timeline.pipeline_number].add(timeline, spans)
+        ways += processes[timeline.pipeline_number].add(timeline)
     _add_flows(ways, ids)
     shown = [*processes.values()]
-    left = [span for those in spans.values() for span in those]
-    if left or counts:
+    if spans or counts:
         shown.append(_Process(ids, f"{program.name or 'Program'} · rank {rank}"))
-        shown[-1].add_program(left, counts)
+        shown[-1].add_program(spans, counts)
 
     events = [event for each in shown for event in each.events]
     # One clock for all: two readings differ at least by the time that they take.
@@ -150,7 +145,7 @@ def chrome_trace(
         "host": socket.gethostname(),
         "pids": [each.pid for each in shown],
         "num_lost": sum(row.num_lost for each in timelines for row in each.rows),
-        "num_left_out": num_left_out + sum(each.num_left_out for each in shown),
+        "num_left_out": num_left_out,
         "report": report.as_dict(),
     }
     return {
@@ -236,8 +231,6 @@ class _Process:
     ids: Iterator[int]
     title: str
     events: list[Event] = field(default_factory=list)
-    num_left_out: int = 0
-    """Parts that are inside of no turn."""
     _rows: dict[tuple[Any, ...], tuple[str, int]] = field(default_factory=dict)
     """Name and tid of each row, by its place in the order."""
     _lanes: dict[tuple[Any, ...], list[list[int]]] = field(default_factory=dict)
@@ -246,18 +239,13 @@ class _Process:
     def __post_init__(self) -> None:
         self.pid = next(self.ids)
 
-    def add(self, timeline: Timeline, spans: dict[int, list[Span]]) -> Iterable[list[Stop]]:
-        """Add a timeline, and of ``spans`` those that lie inside of its slices, which are taken
-        out; return the ways of items."""
+    def add(self, timeline: Timeline) -> Iterable[list[Stop]]:
+        """Add a timeline; return the ways of items."""
         numbers = {row.stage_number for row in timeline.rows}
         numbers |= {queue.stage_number for queue in timeline.queues}
         stops: dict[int, list[Stop]] = {number: [] for number in sorted(numbers)}
         for row in timeline.rows:
-            added = spans.get(row.thread_id, [])
-            contents, outside = _contents_of(row, added)
-            spans[row.thread_id] = [each for each in outside if isinstance(each, Span)]
-            self.num_left_out += len(outside) - len(spans[row.thread_id])
-            stops[row.stage_number] += self._add_turns(row, contents)
+            stops[row.stage_number] += self._add_turns(row)
         self._add_lengths(timeline)
         for instant in timeline.instants:
             # JSON has neither NaN nor infinity.
@@ -265,7 +253,8 @@ class _Process:
                 key: str(value) if isinstance(value, float) and not math.isfinite(value) else value
                 for key, value in instant.details.items()
             }
-            self._add_instant(instant.name, "instant", instant.time_ns, details)
+            about = {"cat": "instant", "s": "p", "args": details}
+            self._add("i", instant.name, self.pid, ts=instant.time_ns, **about)
         return _ways(stops)
 
     def add_program(self, spans: Iterable[Span], counts: Iterable[Count]) -> None:
@@ -275,16 +264,8 @@ class _Process:
             place = span.thread_id, span.thread
             tid = self._row_of(place, span.started_ns, span.ended_ns, nests=True)
             self._add_slice(tid, "program", span.name, *span[3:], {})
-        not_finite: set[str] = set()
         for count in counts:
-            # JSON has neither NaN nor infinity: an event shows where they begin.
-            if math.isfinite(count.value):
-                not_finite.discard(count.name)
-                self._add_count(count.name, count.time_ns, value=count.value)
-            elif count.name not in not_finite:
-                not_finite.add(count.name)
-                name, value = f"{count.name} is not finite", {"value": str(count.value)}
-                self._add_instant(name, "program", count.time_ns, value)
+            self._add_count(count.name, count.time_ns, value=count.value)
 
     def header(self, sort_index: int) -> list[Event]:
         """Return the events that name the process and its rows, and order them."""
@@ -319,14 +300,16 @@ class _Process:
             self._rows[*place, lane] = _numbered(place[-1], lane), next(self.ids)
         return self._rows[*place, lane][1]
 
-    def _add_turns(self, row: Row, contents: Sequence[Sequence[Part | Span]]) -> Iterator[Stop]:
-        """Add the slices of each turn, and those of its contents; yield where an item stopped."""
+    def _add_turns(self, row: Row) -> Iterator[Stop]:
+        """Add the slices of each turn, and those of its parts; yield where an item stopped. The
+        parts of a turn that was overwritten are left out."""
         if not row.turns:
             return
         is_consumer = row.role == "consumer"
+        parts = deque(sorted(row.parts, key=lambda part: (part.started_ns, -part.ended_ns)))
         place = row.stage_number, row.stage, row.replica, row.name
         tid = self._row_of(place, row.turns[0].since_ns, row.turns[-1].done_ns)
-        for turn, inner in zip(row.turns, contents, strict=True):
+        for turn in row.turns:
             number = turn.number if turn.number >= 0 else turn.output
             args: Event = {"batch" if is_consumer else "item": number} if number >= 0 else {}
             about = {**args, "thread id": row.thread_id} if row.thread_id else dict(args)
@@ -338,9 +321,12 @@ class _Process:
             if not (is_consumer and turn.number < 0 and turn.started_ns == turn.ended_ns):
                 name, times = STEP if is_consumer else PROCESS, (turn.started_ns, turn.ended_ns)
                 yield Stop(turn, self._add_slice(tid, row.role, name, *times, turn.cpu_ns, about))
-            for each in inner:
-                times = each.started_ns, each.ended_ns
-                self._add_slice(tid, row.role, each.name, *times, each.cpu_ns, args)
+            # A consumer that loads on its own thread is working while it waits.
+            begin = turn.since_ns if is_consumer else turn.started_ns
+            while parts and parts[0].started_ns < turn.ended_ns:
+                part = parts.popleft()
+                if part.started_ns >= begin:
+                    self._add_slice(tid, row.role, *part, args)
             if turn.done_ns - turn.ended_ns >= _SHORTEST_WAIT_NS:
                 self._add_slice(tid, row.role, WAIT_OUT, turn.ended_ns, turn.done_ns, -1, args)
 
@@ -388,9 +374,6 @@ class _Process:
     def _add_count(self, name: str, time_ns: int, **value: float) -> None:
         self._add("C", name, self.pid, ts=time_ns, args=value)
 
-    def _add_instant(self, name: str, category: str, time_ns: int, details: Event) -> None:
-        self._add("i", name, self.pid, cat=category, s="p", ts=time_ns, args=details)
-
     def _add(self, phase: str, name: str, tid: int, **content: Any) -> Event:
         self.events.append({"ph": phase, "name": name, "pid": self.pid, "tid": tid, **content})
         return self.events[-1]
@@ -398,33 +381,6 @@ class _Process:
 
 def _numbered(name: str, lane: int) -> str:
     return name if lane == 0 else f"{name} ({lane + 1})"
-
-
-def _contents_of(
-    row: Row, spans: Iterable[Span]
-) -> tuple[list[list[Part | Span]], list[Part | Span]]:
-    """Return the parts and spans inside of each turn; and the others, which are in none, or overlap
-    the slice of a turn or of another part without nesting: such a file could not be shown.
-    """
-    both: list[Part | Span] = [*row.parts, *spans]
-    left = deque(sorted(both, key=lambda each: (each.started_ns, -each.ended_ns)))
-    contents: list[list[Part | Span]] = []
-    outside: list[Part | Span] = []
-    for turn in row.turns:
-        # A consumer that loads on its own thread is working while it waits.
-        begin = turn.since_ns if row.role == "consumer" else turn.started_ns
-        ends = [turn.ended_ns, turn.started_ns]
-        contents.append([])
-        while left and left[0].started_ns < turn.ended_ns:
-            each = left.popleft()
-            while ends[-1] <= each.started_ns:
-                ends.pop()
-            if begin <= each.started_ns <= each.ended_ns <= ends[-1]:
-                ends.append(each.ended_ns)
-                contents[-1].append(each)
-            else:
-                outside.append(each)
-    return contents, [*outside, *left]
 
 
 # --- arrows --------------------------------------------------------------------------------------

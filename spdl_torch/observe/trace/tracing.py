@@ -10,14 +10,14 @@ import os
 import sys
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from time import perf_counter_ns, thread_time_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...engine.recorder import FlightRecorder, Level, RecordingSession, live_recorders
 from ...engine.stacks import describe_busy
@@ -60,8 +60,8 @@ _open_logs: list[_ProgramLog] = []
 
 @scope
 def trace_event(name: str) -> Iterator[None]:
-    """Show the block as a slice of that name in the trace of :func:`tracing`, on the row of the
-    thread that runs it. Costs next to nothing while nothing is traced.
+    """Show the block as a slice of that name in the trace of :func:`tracing`, on a row of the
+    thread that runs it, below the pipelines. Costs next to nothing while nothing is traced.
 
     name: of another type than ``str``: its text is the name.
     """
@@ -84,32 +84,13 @@ def trace_counter(i: int, val: float) -> None:
     """Show the curve ``counter i`` at that value from now on, in the trace of :func:`tracing`. Does
     nothing while nothing is traced.
 
-    val: a number, or a tensor or array with a single one; that of a CUDA tensor is waited for. NaN
-        and infinity leave the curve as it is: an event shows when the value became so.
-    Raises: TypeError: ``val`` is something else.
+    val: as for ``float()``; the value of a CUDA tensor is waited for. NaN and infinity are left
+        out.
     """
-    if _open_logs:
-        count = Count(f"counter {i}", perf_counter_ns(), _number_of(val))
+    if _open_logs and math.isfinite(value := float(val)):
+        count = Count(f"counter {i}", perf_counter_ns(), value)
         for log in _open_logs.copy():
             log.counts.append(count)
-
-
-def _number_of(val: Any) -> float:
-    try:
-        if not isinstance(val, str | bytes | bytearray):
-            # torch warns of float() of a tensor with a gradient, NumPy of an array with dimensions.
-            return float(val.item() if callable(getattr(val, "item", None)) else val)
-    except OverflowError:  # a whole number beyond all floats
-        return math.inf if val > 0 else -math.inf
-    except (TypeError, ValueError, RuntimeError):  # more than one number, or none
-        pass
-    got = type(val).__name__
-    if hasattr(val, "shape"):
-        got += f" of shape {tuple(val.shape)}"
-    raise TypeError(
-        "trace_counter: val must be a number, or a tensor or array with a single one, got "
-        f"{got}. Pass one number for each counter."
-    )
 
 
 # --- a block -------------------------------------------------------------------------------------
@@ -170,11 +151,6 @@ def tracing(
             if not is_failing:
                 raise
             _logger.error("tracing: no trace was written to %s: %r", path, error)
-        not_finite = Counter(c.name for c in program.counts if not math.isfinite(c.value))
-        for name, number in not_finite.items():
-            _logger.warning(
-                "tracing: %d values of %s are not finite: no curve shows them", number, name
-            )
 
 
 # --- when something goes wrong -------------------------------------------------------------------
