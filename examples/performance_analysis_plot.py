@@ -9,8 +9,8 @@ tasks and of failures (1/s) and the time that tasks took (mean, p90, p99, ms);
 time), and how long puts and gets waited (mean, p90, p99, ms). Garbage collections are marked, and a
 sentence above the panels names the bottleneck.
 
-Times are seconds since 1970, dates (``2026-01-31 12:00``), or after the start of the run as the
-pictures show it (``+90``, ``+1.5min``, ``+2h``). Of several runs in the file the last one is drawn.
+Times are seconds since 1970, or after the start of the run (``+90``). Of several runs in the file
+the last one is drawn.
 
     python examples/performance_analysis_plot.py --db-path FILE [--output-dir DIR]
         [--stage-name NAME ...] [--start-time TIME] [--end-time TIME]

@@ -83,6 +83,7 @@ _ROOMS = {
         _NVJPEG: "load_image_batch_nvjpeg",
     },
     "spdl_torch.observe": {
+        "Use plot_stats, which saves two pictures.": "plot_queue_stats plot_task_stats",
         "Perfetto says itself what of a trace it drops.": "TraceSummary check_trace",
         "Use display(loader.report(), display_id=True), and its update().": "showing",
     },

@@ -14,11 +14,7 @@ from spdl_torch.lazy_names import hand_on
 
 if TYPE_CHECKING:
     from ..machine.readings import Probes as Probes
-    from .plot import (
-        plot_queue_stats as plot_queue_stats,
-        plot_stats as plot_stats,
-        plot_task_stats as plot_task_stats,
-    )
+    from .plot import plot_stats as plot_stats
     from .store.entries import (
         EventLogEntry as EventLogEntry,
         LogEntry as LogEntry,

@@ -47,8 +47,8 @@ def add_plot(commands: Commands) -> None:
         "plot",
         help="draw what a statistics file holds: stages, queues, garbage collections",
         description="Draw the stages and the queues of a run, with the bottleneck, into two "
-        "pictures, and print their paths. Times are seconds since 1970, dates "
-        "(2026-01-31 12:00), or after the run's start (+90, +1.5min, +2h).",
+        "pictures, and print their paths. Times are seconds since 1970, or after the run's "
+        "start (+90).",
     )
     _add_file_and_run(plot, "statistics file that SQLiteStatsWriter wrote")
     add = plot.add_argument
@@ -58,7 +58,6 @@ def add_plot(commands: Commands) -> None:
     add("--stage", dest="stages", nargs="+", action="extend", metavar="NAME", help=stages)
     add("--start", metavar="TIME", help="draw from then on (default: the start)")
     add("--end", metavar="TIME", help="draw up to then (default: the end)")
-    add("--format", choices=["png", "svg", "pdf"], default="png", help="format of the pictures")
     plot.set_defaults(run_command=partial(_print, _drawn))
 
 
@@ -169,7 +168,6 @@ def _drawn(arguments: argparse.Namespace) -> list[Path]:
         start_time=arguments.start,
         end_time=arguments.end,
         run_id=arguments.run,
-        file_format=arguments.format,
     )
 
 

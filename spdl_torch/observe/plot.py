@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..whole_files import whole_file
-from .page.charts import Collection, Curve, Panel, check_matplotlib, draw
+from .page.charts import Curve, Panel, draw
 from .store.file import query_queue_stats, query_task_stats
 from .store.stored_run import StoredRun, by_stage
 from .verdict.causes import Cause
@@ -26,11 +24,9 @@ if TYPE_CHECKING:
 
     from .store.entries import EventLogEntry
 
-FileFormat = Literal["png", "svg", "pdf"]
 Row: TypeAlias = "Mapping[str, Any]"
 
 _HEADINGS = {"tasks": "Stages", "queues": "Queues"}
-_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 _OLDEST_GENERATION = 2
 _TIMES = {"mean": "ave", "p90": "p90", "p99": "p99"}
 
@@ -58,9 +54,9 @@ def plot_stats(
     start_time: float | str | None = None,
     end_time: float | str | None = None,
     run_id: int | None = None,
-    file_format: FileFormat = "png",
 ) -> list[Path]:
-    """Draw two pictures, ``task_stats_combined`` and ``queue_stats_combined``; return their paths.
+    """Draw two pictures, ``task_stats_combined.png`` and ``queue_stats_combined.png``; return their
+    paths.
 
     A picture for which the chosen stages have no statistics (a source has only a queue) is left
     out.
@@ -69,58 +65,23 @@ def plot_stats(
         db_path: the statistics file; the run may still go on.
         output_dir: created if it does not exist; pictures of the same name are overwritten.
         stages: as logged (``0:1:decode[10]``) or without the numbers (``decode``); None = all.
-        start_time, end_time: bounds of the drawn intervals, both inclusive: seconds since 1970;
-            text in ISO 8601 (``2026-01-31 12:00``, local time unless it says otherwise); or time
-            after the run's start, as the pictures show it (``+90``, ``+1.5min``, ``+2h``).
+        start_time, end_time: bounds of the drawn intervals, both inclusive: seconds since 1970, or
+            as text after the run's start: ``+90``.
         run_id: None = the last run in the file that has statistics.
-        file_format: ``png``, ``svg`` or ``pdf``.
     Raises: FileNotFoundError; ModuleNotFoundError: matplotlib is not installed; ValueError: not a
         statistics file, no such run or stage, no interval in that time; OSError: ``output_dir``
         cannot be written to.
     """
-    if file_format not in get_args(FileFormat):
-        raise ValueError(f"plot_stats: file_format must be png, svg or pdf, got {file_format!r}.")
     folder = Path(output_dir)
     drawn = drawn_part(db_path, stages, start_time, end_time, run_id)
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for kind, name in (("tasks", "task_stats"), ("queues", "queue_stats")):
         if drawn.series[kind]:
-            paths.append(folder / f"{name}_combined.{file_format}")
+            paths.append(folder / f"{name}_combined.png")
             with whole_file(paths[-1]) as file:
-                drawn.figure(kind).savefig(file, format=file_format, dpi=110)
+                drawn.figure(kind).savefig(file, format="png", dpi=110)
     return paths
-
-
-def plot_task_stats(
-    db_path: str | os.PathLike[str],
-    *,
-    stages: Sequence[str] | None = None,
-    start_time: float | str | None = None,
-    end_time: float | str | None = None,
-    run_id: int | None = None,
-) -> Figure:
-    """Return a figure with the rates of tasks and of failures, and task times (mean, p90, p99).
-
-    Arguments and errors as for :func:`plot_stats`. Save it with ``savefig``.
-    """
-    return drawn_part(db_path, stages, start_time, end_time, run_id).figure("tasks")
-
-
-def plot_queue_stats(
-    db_path: str | os.PathLike[str],
-    *,
-    stages: Sequence[str] | None = None,
-    start_time: float | str | None = None,
-    end_time: float | str | None = None,
-    run_id: int | None = None,
-) -> Figure:
-    """Return a figure with throughput, occupancy, and waits of puts and gets (mean, p90, p99) of
-    each queue.
-
-    Arguments and errors as for :func:`plot_stats`. Save it with ``savefig``.
-    """
-    return drawn_part(db_path, stages, start_time, end_time, run_id).figure("queues")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,8 +100,6 @@ class DrawnPart:
     def figure(self, kind: str) -> Figure:
         """Return the picture of the tasks, or of the queues."""
         series = self.series[kind]
-        if not series:
-            raise ValueError(f"{_where(self.run)}: the chosen stages have no figures of {kind}.")
         rows = [row for each in self.series.values() for those in each.values() for row in those]
         begin = min(row["timestamp"] - row["elapsed"] for row in rows) - self.origin
         end = max(row["timestamp"] for row in rows) - self.origin
@@ -208,7 +167,6 @@ def drawn_part(
 ) -> DrawnPart:
     """Read the part to draw; arguments and errors as for :func:`plot_stats`. ``pipelines``: those
     to draw; None = all."""
-    check_matplotlib()
     run = StoredRun.read(db_path, run_id)
     run_id = run.facts["run_id"]
     groups = {
@@ -224,8 +182,8 @@ def drawn_part(
     # Entries may be older than the run that logs them, if they were copied from elsewhere or the
     # clock was set back. Elapsed time is never negative.
     origin = min([run.facts["started"], *(row["timestamp"] - row["elapsed"] for row in rows)])
-    begin = _seconds_since_1970(start_time, "start_time", origin)
-    end = _seconds_since_1970(end_time, "end_time", origin)
+    begin = -math.inf if start_time is None else _moment(start_time, "start_time", origin)
+    end = math.inf if end_time is None else _moment(end_time, "end_time", origin)
     keys = sorted(names)
     for stage in stages or ():
         if not any(stage in names[key] for key in keys):
@@ -251,23 +209,21 @@ def drawn_part(
     return DrawnPart(run=StoredRun.read(db_path, run_id, begin, end), origin=origin, series=series)
 
 
-def collections_of(events: Iterable[EventLogEntry], origin: float) -> list[Collection]:
-    """Pair each ``gc_start`` with the ``gc_stop`` of the same generation, oldest first.
+def collections_of(events: Iterable[EventLogEntry], origin: float) -> list[tuple[float, float]]:
+    """Pair each ``gc_start`` of a full collection with its ``gc_stop``, oldest first.
 
     One whose start or stop is not in the file is left out. Without a generation, as other programs
     log them, collections count as full.
     """
-    begun: dict[int, float] = {}
+    begun: float | None = None
     found = []
     for event in events:
-        if event.event_name not in ("gc_start", "gc_stop"):
-            continue
-        generation = int(event.details.get("generation", _OLDEST_GENERATION))
-        if event.event_name == "gc_start":
-            begun[generation] = event.timestamp - origin
-        elif generation in begun:
-            is_full, stop = generation >= _OLDEST_GENERATION, event.timestamp - origin
-            found.append(Collection(start=begun.pop(generation), stop=stop, is_full=is_full))
+        if event.details.get("generation", _OLDEST_GENERATION) == _OLDEST_GENERATION:
+            if event.event_name == "gc_start":
+                begun = event.timestamp - origin
+            elif event.event_name == "gc_stop" and begun is not None:
+                found.append((begun, event.timestamp - origin))
+                begun = None
     return found
 
 
@@ -285,20 +241,12 @@ def _where(run: StoredRun) -> str:
     return f"{run.path}, run {run.facts['run_id']}"
 
 
-def _seconds_since_1970(value: float | str | None, name: str, origin: float) -> float:
-    """Return a bound of the time span in seconds since 1970; None = no bound."""
-    if value is None:
-        return float("-inf") if name == "start_time" else float("inf")
-    if not isinstance(value, str):
-        return float(value)
+def _moment(value: float | str, name: str, origin: float) -> float:
+    """Return a bound of the time span in seconds since 1970."""
     try:
-        if match := re.fullmatch(r"\+(\d+\.?\d*) *(s|min|h)?", value):
-            return origin + float(match[1]) * _SECONDS[match[2] or "s"]
-        if re.fullmatch(r"\d+\.?\d*(e\d+)?", value):
-            return float(value)
-        return datetime.fromisoformat(value).timestamp()
+        seconds = float(value)
     except ValueError as error:
         raise ValueError(
-            f"{name} must be seconds since 1970, a date and time like 2026-01-31 12:00:00, or time "
-            f"after the run's start like +90 or +1.5min, got {value!r}."
+            f"{name} must be seconds since 1970, or after the run's start like +90, got {value!r}."
         ) from error
+    return origin + seconds if str(value).startswith("+") else seconds

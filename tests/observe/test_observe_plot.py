@@ -13,13 +13,8 @@ import pytest
 from _readings import write
 
 from spdl_torch.__main__ import main
-from spdl_torch.observe import (
-    EventLogEntry,
-    plot_queue_stats,
-    plot_stats,
-    plot_task_stats,
-    report_of_file,
-)
+from spdl_torch.observe import EventLogEntry, plot_stats, report_of_file
+from spdl_torch.observe.plot import drawn_part
 
 matplotlib = pytest.importorskip("matplotlib", reason="the extra plot is not installed")
 
@@ -50,6 +45,16 @@ def db_path(tmp_path):
     return write(tmp_path / "s.db", *of_pipeline(SLOW_DECODE, get_wait_time=9.0))
 
 
+def task_picture(db_path, **options):
+    """The figure that is saved."""
+    return drawn_part(db_path, **options).figure("tasks")
+
+
+def queue_picture(db_path, **options):
+    """The other one."""
+    return drawn_part(db_path, **options).figure("queues")
+
+
 def panel(figure, quantity):
     """The axes whose y label begins with the quantity."""
     (axes,) = [axes for axes in figure.axes if axes.get_ylabel().startswith(quantity)]
@@ -75,7 +80,7 @@ def sentence(figure):
 def test_every_stage_has_its_lines_with_units(db_path):
     """One a panel, three where there are percentiles; the start, the run and the machine are in
     the title."""
-    tasks, queues = plot_task_stats(db_path), plot_queue_stats(db_path)
+    tasks, queues = task_picture(db_path), queue_picture(db_path)
     assert {axes.get_ylabel(): len(axes.lines) for axes in (*tasks.axes, *queues.axes)} == {
         "tasks\n(1/s)": 2,
         "failures\n(1/s)": 2,
@@ -107,7 +112,7 @@ def test_failed_interval_has_no_time(tmp_path):
         task_entry(10.0 * end, "0:1:decode", num_failures=failures, ave_time=0.1 * (failures < 10))
         for end, failures in enumerate((0, 3, 10, 0), start=1)
     ]
-    figure = plot_task_stats(write(tmp_path / "s.db", *entries))
+    figure = task_picture(write(tmp_path / "s.db", *entries))
     assert lines(figure, "failures") == {"0:1:decode mean": [0, 0.3, 1, 0]}
     times = lines(figure, "task time")["0:1:decode mean"]
     assert [math.isnan(value) for value in times] == [False, False, True, False]
@@ -122,37 +127,24 @@ def collection(start, stop, generation):
     return [EventLogEntry(start, "gc_start", details), EventLogEntry(stop, "gc_stop", details)]
 
 
-def spans(axes, kind):
-    """The shapes of the collections of a kind, as (start, stop)."""
-    return [
-        (min(x for x, _ in path.vertices), max(x for x, _ in path.vertices))
-        for shapes in axes.collections
-        if shapes.get_gid() == f"gc-{kind}"
-        for path in shapes.get_paths()
-    ]
-
-
 def test_full_collections_are_spans_from_start_to_stop(tmp_path, db_path):
-    """On every panel, cut to what is shown; young ones too close to tell apart are one. Without
-    any, neither the panels nor the legend have some."""
+    """On every panel; young ones are not shown. Without any, the legend has none."""
     events = [
         *collection(1005.0, 1007.0, 2),
-        *collection(1029.0, 1033.0, 2),  # goes on after the last interval
-        *collection(2000.0, 2001.0, 2),  # long after it
-        *(event for n in range(50) for event in collection(1012 + n / 1e4, 1012 + n / 1e4, 0)),
-        *collection(1020.0, 1020.001, 1),
+        *collection(1006.0, 1006.5, 0),
+        *collection(1029.0, 1033.0, 2),
+        *collection(2000.0, 2001.0, 2),  # long after the last interval
     ]
     path = write(tmp_path / "gc.db", *of_pipeline(SLOW_DECODE), *events)
-    for figure in (plot_task_stats(path), plot_queue_stats(path)):
+    for figure in (task_picture(path), queue_picture(path)):
         for axes in figure.axes:
-            assert spans(axes, "full") == [(5, 7), (29, 30)]
-            assert [start for start, _ in spans(axes, "young")] == pytest.approx([12, 20])
-            (shapes,) = [c for c in axes.collections if c.get_gid() == "gc-full"]
-            assert shapes.get_hatch()
-        assert "full garbage\ncollections: 2,\n6 s in all" in legend_texts(figure)
-        assert any("young garbage\ncollections: 51" in text for text in legend_texts(figure))
-    none = plot_task_stats(db_path)
-    assert not any(axes.collections for axes in none.axes)
+            spans = [patch.get_extents().transformed(axes.transData.inverted()).intervalx
+                     for patch in axes.patches]  # fmt: skip
+            assert [pytest.approx(span) for span in ((5, 7), (29, 33))] == [*map(tuple, spans)]
+            assert axes.get_xlim()[1] < 31, "the axis ends with the run"
+        assert "full garbage\ncollection" in legend_texts(figure)
+    none = task_picture(db_path)
+    assert not any(axes.patches for axes in none.axes)
     assert legend_texts(none) == ["0:1:read", "0:2:decode\n(bottleneck)", "mean", "p90", "p99"]
 
 
@@ -160,28 +152,27 @@ def test_stage_is_chosen_by_any_of_its_names(db_path, tmp_path):
     """With its queue; the bottleneck is still looked for among all. A source has no tasks: there is
     no picture of them."""
     for name in ("decode", "0:2:decode_queue"):
-        tasks = plot_task_stats(db_path, stages=[name])
-        queues = plot_queue_stats(db_path, stages=[name])
+        tasks = task_picture(db_path, stages=[name])
+        queues = queue_picture(db_path, stages=[name])
         assert list(lines(tasks, "tasks")) == ["0:2:decode mean"]
         assert list(lines(queues, "throughput")) == ["0:2:decode_queue mean"]
         assert sentence(tasks) == sentence(queues) == report_of_file(db_path).verdict.finding
-    (path,) = plot_stats(db_path, tmp_path, stages=["src"], file_format="svg")
-    assert path.name == "queue_stats_combined.svg"
-    assert path.read_bytes().startswith(b"<?xml")
+    (path,) = plot_stats(db_path, tmp_path, stages=["src"])
+    assert path.name == "queue_stats_combined.png"
 
 
 @pytest.mark.parametrize(
     ("start", "end", "expected"),
     [
-        ("1015", "1025", [20]),
-        ("+15", "+0.45 min", [20]),
-        (datetime.fromtimestamp(1020).isoformat(sep=" "), None, [20, 30]),
-        (None, "1970-01-01T00:16:50+00:00", [10]),
+        ("1015", 1025, [20]),
+        ("+15", "+27", [20]),
+        (1020.0, None, [20, 30]),
+        (None, "+1e1", [10]),
     ],
 )
-def test_time_span_is_given_in_any_form(db_path, start, end, expected):
+def test_time_span_is_in_seconds_since_1970_or_the_start(db_path, start, end, expected):
     """Both bounds are inclusive, and the axis still counts from the run's start."""
-    figure = plot_task_stats(db_path, start_time=start, end_time=end)
+    figure = task_picture(db_path, start_time=start, end_time=end)
     times = list(figure.axes[0].lines[0].get_xdata())
     assert times[-len(expected) :] == expected
     assert len(times) == max(2, len(expected))
@@ -193,9 +184,9 @@ def test_last_run_with_stats_is_drawn_by_default(tmp_path):
     for number, label in enumerate(("first", "second")):
         write(path, task_entry(1000.0 + 100 * number, f"0:1:{label}"))
     write(path, EventLogEntry(1.0, "mine"))
-    assert list(lines(plot_task_stats(path), "tasks")) == ["0:1:second mean"]
-    assert "run 2 of 3" in plot_task_stats(path).get_suptitle()
-    assert list(lines(plot_task_stats(path, run_id=1), "tasks")) == ["0:1:first mean"]
+    assert list(lines(task_picture(path), "tasks")) == ["0:1:second mean"]
+    assert "run 2 of 3" in task_picture(path).get_suptitle()
+    assert list(lines(task_picture(path, run_id=1), "tasks")) == ["0:1:first mean"]
 
 
 @pytest.mark.parametrize(
@@ -203,9 +194,8 @@ def test_last_run_with_stats_is_drawn_by_default(tmp_path):
     [
         ({"stages": ["decod"]}, "run 1: no stage 'decod'; it has src, read, decode, sink"),
         ({"run_id": 7}, r"run_id must be of a run with figures \(1\), got 7"),
-        ({"start_time": "+1h"}, r"no interval of .* intervals end from \+10.000 s to \+30.000 s"),
+        ({"start_time": "+99"}, r"no interval of .* intervals end from \+10.000 s to \+30.000 s"),
         ({"end_time": "noon"}, "end_time must be seconds since 1970, .* got 'noon'"),
-        ({"file_format": "gif"}, "file_format must be png, svg or pdf, got 'gif'"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
@@ -216,13 +206,11 @@ def test_nothing_to_draw_is_an_error_that_says_what_there_is(db_path, tmp_path, 
     assert not (tmp_path / "out").exists()
 
 
-def test_figures_that_are_missing_are_named(db_path, tmp_path):
-    """A source has no tasks, and events alone do not make a plot."""
-    with pytest.raises(ValueError, match=r"s.db, run 1: the chosen stages have no figures of tas"):
-        plot_task_stats(db_path, stages=["src"])
+def test_events_alone_make_no_picture(tmp_path):
+    """The error says what is missing."""
     path = write(tmp_path / "events.db", EventLogEntry(1.0, "mine"))
     with pytest.raises(ValueError, match=r"events.db: no figures of a stage or a queue were logge"):
-        plot_task_stats(path)
+        task_picture(path)
 
 
 def pointed_at(figure):
@@ -233,13 +221,13 @@ def pointed_at(figure):
 def test_bottleneck_is_of_the_time_that_is_shown(tmp_path, db_path):
     """The legend points at it, as the report does. An interval that is not drawn has no say; it may
     be the source, or nobody."""
-    assert pointed_at(plot_queue_stats(db_path)) == ["0:2:decode_queue\n(bottleneck)"]
+    assert pointed_at(queue_picture(db_path)) == ["0:2:decode_queue\n(bottleneck)"]
     slow_source = {"src": 0.1, "read": 0.9, "sink": 0.1}
     entries = of_pipeline(slow_source, num_intervals=1, get_wait_time=9.0)
     entries += of_pipeline(slow_source, num_intervals=1, start=2000.0, get_wait_time=0.1)
     path = write(tmp_path / "source.db", *entries)
-    assert pointed_at(plot_queue_stats(path, end_time=1500)) == ["0:0:src_queue\n(bottleneck)"]
-    later = plot_queue_stats(path, start_time=1500)
+    assert pointed_at(queue_picture(path, end_time=1500)) == ["0:0:src_queue\n(bottleneck)"]
+    later = queue_picture(path, start_time=1500)
     assert "not input-bound" in sentence(later)
     assert pointed_at(later) == []
 
@@ -248,7 +236,7 @@ def test_name_is_shown_as_it_is(tmp_path):
     """No formula, and nothing left out."""
     labels = ["_private", "price $1 to $2", "<lambda>"]
     entries = [task_entry(10.0, f"0:{place}:{label}") for place, label in enumerate(labels)]
-    figure = plot_task_stats(write(tmp_path / "s.db", *entries))
+    figure = task_picture(write(tmp_path / "s.db", *entries))
     shown = figure.legends[0].get_texts()[:3]
     assert [text.get_text().partition(":")[2].partition(":")[2] for text in shown] == labels
     figure.draw_without_rendering()
@@ -276,24 +264,21 @@ assert "matplotlib.pyplot" not in sys.modules
 def test_command_prints_the_paths_it_wrote(db_path, tmp_path, capsys):
     """Nothing else, so that they can be piped: SPDL's names, in a folder that is made."""
     arguments = ["plot", str(db_path), "-o", str(tmp_path / "new" / "out")]
-    pdf = ["--format", "pdf", "--stage", "read", "decode", "--start", "+5", "--end", "+1h"]
-    for options, ending, begin in (
-        ([], "png", b"\x89PNG"),
-        ([*pdf, "--run", "1"], "pdf", b"%PDF"),
+    for options in (
+        [],
+        ["--stage", "read", "decode", "--start", "+5", "--end", "+60", "--run", "1"],
     ):
         assert main([*arguments, *options]) == 0
         written = capsys.readouterr()
         assert written.err == ""
-        names = [f"{kind}_stats_combined.{ending}" for kind in ("task", "queue")]
+        names = [f"{kind}_stats_combined.png" for kind in ("task", "queue")]
         paths = [tmp_path / "new" / "out" / name for name in names]
         assert written.out.splitlines() == [*map(str, paths)]
-        assert all(path.read_bytes().startswith(begin) for path in paths)
+        assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
 
 
-def test_command_names_the_extra_when_matplotlib_is_missing(db_path, monkeypatch, capsys):
-    """It says what to install, without a traceback."""
+def test_command_names_matplotlib_when_it_is_missing(db_path, monkeypatch, capsys):
+    """Without a traceback."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["plot", str(db_path)]) == 2
-    assert "not installed: pip install matplotlib (the extra plot)" in capsys.readouterr().err
-    with pytest.raises(ModuleNotFoundError, match="Plots need matplotlib"):
-        plot_task_stats(db_path)
+    assert "matplotlib" in capsys.readouterr().err

@@ -33,27 +33,16 @@ _STYLES: dict[str, dict[str, Any]] = {
 }
 
 _WIDTH, _PANEL_HEIGHT, _HEAD_HEIGHT, _LANE_HEIGHT = 12.0, 2.1, 1.1, 0.22  # inches
-_COLUMNS = 1000  # about the pixels across a panel; closer events look like one
 _LETTERS_OF_LEGEND, _LETTERS_OF_TITLE = 30, 100
 _UNITS = (("s", 1.0, 300.0), ("min", 60.0, 5 * 3600.0), ("h", 3600.0, math.inf))
 _RED, _GREY = "#b2182b", "#404040"
 
 # The edge keeps a span that is narrower than a pixel visible.
-_COLLECTIONS: dict[str, dict[str, Any]] = {
-    "full": {"facecolor": (_RED, 0.15), "edgecolor": (_RED, 0.6), "hatch": "////"},
-    "young": {"facecolor": ("#8073ac", 0.15), "edgecolor": ("#8073ac", 0.6), "hatch": ""},
+_COLLECTION: dict[str, Any] = {
+    "facecolor": (_RED, 0.15),
+    "edgecolor": (_RED, 0.6),
+    "linewidth": 0.6,
 }
-
-
-def check_matplotlib() -> None:
-    """Raise ModuleNotFoundError, which names the extra, where matplotlib is not installed."""
-    try:
-        import matplotlib  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "Plots need matplotlib, which is not installed: pip install matplotlib (the extra "
-            "plot). The page of a report alone, loader.report().write_html(path), needs none."
-        ) from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,22 +84,12 @@ class Lanes:
     """The kinds that lie inside of others, and are drawn lower."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Collection:
-    """A garbage collection."""
-
-    start: float
-    stop: float
-    is_full: bool = True
-    """Whether it looked at all objects."""
-
-
 Axis: TypeAlias = Panel | Lanes
 
 
 def draw(
     panels: Sequence[Axis],
-    collections: Iterable[Collection],
+    collections: Iterable[tuple[float, float]],
     span: tuple[float, float],
     *,
     heading: str,
@@ -120,6 +99,7 @@ def draw(
 ) -> Figure:
     """Return a figure with the panels one below the other, which share the time axis.
 
+    collections: begin and end of each full garbage collection.
     sentences: above the panels, in red where there is a bottleneck.
     marked: the names of curves that the sentences blame.
     """
@@ -135,13 +115,14 @@ def draw(
     unit, seconds, _ = next(entry for entry in _UNITS if span[1] - span[0] <= entry[2])
     rows = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=heights)
     all_axes = [row[0] for row in rows]
-    inside = [c for c in collections if c.stop >= span[0] and c.start <= span[1]]
+    inside = [each for each in collections if each[1] >= span[0] and each[0] <= span[1]]
     for axes, panel in zip(all_axes, panels, strict=True):
         if isinstance(panel, Lanes):
             _draw_lanes(axes, panel, seconds)
         else:
             _draw_curves(axes, panel, seconds)
-        _draw_collections(axes, inside, span, seconds)
+        for start, stop in inside:
+            axes.axvspan(start / seconds, stop / seconds, zorder=0.5, **_COLLECTION)
     figure.align_ylabels()
     margin = 0.015 * (span[1] - span[0]) / seconds or 0.5
     all_axes[-1].set_xlim(span[0] / seconds - margin, span[1] / seconds + margin)
@@ -153,7 +134,7 @@ def draw(
         colour = _RED if marked else _GREY
         title = all_axes[0].set_title("\n".join(lines), loc="left", color=colour, weight="bold")
         title.set(fontsize="medium", parse_math=False, gid="bottleneck")
-    _draw_legend(figure, panels, inside, marked)
+    _draw_legend(figure, panels, bool(inside), marked)
     return figure
 
 
@@ -226,51 +207,10 @@ def _corners(start: float, stop: float, bottom: float, top: float) -> list[tuple
     return [(start, bottom), (start, top), (stop, top), (stop, bottom)]
 
 
-def _draw_collections(
-    axes: Axes, collections: Sequence[Collection], span: tuple[float, float], unit_seconds: float
-) -> None:
-    """Draw full collections over the whole height; young ones, which are many, at the foot."""
-    from matplotlib.collections import PolyCollection
-
-    start, stop = span
-    for kind, those in _by_kind(collections).items():
-        spans = [(max(c.start, start), min(c.stop, stop)) for c in those]
-        corners = [
-            _corners(begin / unit_seconds, end / unit_seconds, 0.0, 1.0 if kind == "full" else 0.04)
-            for begin, end in merged(spans, gap=(stop - start) / _COLUMNS)
-        ]
-        transform, style = axes.get_xaxis_transform(), _COLLECTIONS[kind]
-        shapes = PolyCollection(
-            corners, transform=transform, linewidth=0.6, zorder=0.5, gid=f"gc-{kind}", **style
-        )
-        axes.add_collection(shapes, autolim=False)
-
-
-def _by_kind(collections: Iterable[Collection]) -> dict[str, list[Collection]]:
-    """Return those of each kind that there is."""
-    found: dict[str, list[Collection]] = {kind: [] for kind in _COLLECTIONS}
-    for each in collections:
-        found["full" if each.is_full else "young"].append(each)
-    return {kind: those for kind, those in found.items() if those}
-
-
-def merged(spans: Iterable[tuple[float, float]], *, gap: float) -> list[tuple[float, float]]:
-    """Join spans, sorted by start, that are less than ``gap`` apart: ``[(0, 1), (2, 3), (9, 9)]``
-    with a gap of 2 are ``[(0, 3), (9, 9)]``.
-    """
-    found: list[tuple[float, float]] = []
-    for start, stop in spans:
-        if found and start - found[-1][1] < gap:
-            found[-1] = (found[-1][0], max(found[-1][1], stop))
-        else:
-            found.append((start, stop))
-    return found
-
-
 def _draw_legend(
     figure: Figure,
     panels: Sequence[Axis],
-    collections: Sequence[Collection],
+    has_collections: bool,
     marked: frozenset[str],
 ) -> None:
     """Draw the meaning of colours and lines, to the right of the panels."""
@@ -287,10 +227,8 @@ def _draw_legend(
             handles.append(Line2D([], [], color=_GREY, label=kind, **style))
     kinds = [pair for p in panels if isinstance(p, Lanes) for pair in _colours_of(p).items()]
     handles += [Patch(facecolor=c, label=_legend_label(kind, marked)) for kind, c in kinds]
-    for kind, those in _by_kind(collections).items():
-        seconds = sum(each.stop - each.start for each in those)
-        label = f"{kind} garbage\ncollections: {len(those):,},\n{seconds:.3g} s in all"
-        handles.append(Patch(label=label, **_COLLECTIONS[kind]))
+    if has_collections:
+        handles.append(Patch(label="full garbage\ncollection", **_COLLECTION))
     labels = [str(handle.get_label()) for handle in handles]
     legend = figure.legend(handles, labels, loc="outside right upper", fontsize="small")
     for text in legend.get_texts():  # dollar signs in names would begin a formula

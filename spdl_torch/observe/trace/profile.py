@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ...checks import check_whole
 from ...whole_files import starts_like_json
-from ..page.charts import Collection, Curve, Lanes, Panel, check_matplotlib, draw, svg_of
+from ..page.charts import Curve, Lanes, Panel, draw, svg_of
 from ..page.page import Event, event_tables, html_of, write_page
 from ..store.entries import PROBES_EVENT
 from ..store.file import check_exists, damaged
@@ -319,7 +319,6 @@ def _charts_of_file(run: StoredRun, runs: Sequence[MeasuredRun]) -> list[tuple[s
 
 
 def _chart_of(trace: Json) -> list[tuple[str, str]]:
-    check_matplotlib()
     panels, collections, span = panels_of(trace)
     if not panels:
         return []
@@ -331,9 +330,12 @@ def _chart_of(trace: Json) -> list[tuple[str, str]]:
     return [(svg_of(figure), text)]
 
 
-def panels_of(trace: Json) -> tuple[list[Axis], list[Collection], tuple[float, float]]:
+def panels_of(
+    trace: Json,
+) -> tuple[list[Axis], list[tuple[float, float]], tuple[float, float]]:
     """Return the last seconds of a trace: a lane for every worker, the queues' lengths, and the
-    program's own counters; the garbage collections; and the time, in seconds since its begin."""
+    program's own counters; the full garbage collections; and the time, in seconds since its
+    begin."""
     events = _ours(trace)
     slices = [event for event in events if event["ph"] == "X"]
     stop = max(((event["ts"] + event["dur"]) / 1e6 for event in slices), default=0.0)
@@ -343,13 +345,11 @@ def panels_of(trace: Json) -> tuple[list[Axis], list[Collection], tuple[float, f
     shown = [event for event in slices if (event["ts"] + event["dur"]) / 1e6 >= start]
     panels: list[Axis] = [_lanes(events, shown, start)] if shown else []
     panels += _curves(events, start, stop)
-    collections = []
-    for event in events:
-        if event["ph"] == "i" and event["name"] == "gc":
-            begin, details = event["ts"] / 1e6, event.get("args", {})
-            end = begin + float(details.get("seconds", 0.0))
-            is_full = int(details.get("generation", 2)) >= 2
-            collections.append(Collection(start=begin, stop=end, is_full=is_full))
+    collections = [
+        (event["ts"] / 1e6, event["ts"] / 1e6 + event["args"]["seconds"])
+        for event in events
+        if event["ph"] == "i" and event["name"] == "gc" and event["args"]["generation"] == 2
+    ]
     return panels, collections, (start, stop)
 
 
