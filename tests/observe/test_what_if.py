@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
-import re
 from dataclasses import replace
 
 import pytest
@@ -57,12 +55,11 @@ def outcomes(**sample):
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_no_loader_in_numbers_is_faster_than_the_bound(name):
-    """By more than a fifth, which workers lose to each other where they wait for cores; nor is the
-    bound far above the rate in most cases."""
+    """Nor is the bound far above the rate in most cases."""
     found = [(p, rate) for p, rate in outcomes(**SAMPLES[name]) if p.high is not None]
     ratios = sorted(p.high / rate for p, rate in found)
     assert len(found) >= 15
-    assert ratios[0] > 0.8
+    assert ratios[0] > 0.99
     assert ratios[len(ratios) // 2] < 1.25
 
 
@@ -85,7 +82,7 @@ TRAINS = {"num_workers": 4, "num_cores": 8, "step": 40 * MS, "cpu": 2 * MS}
         # Samples that took long are there at once.
         (
             {"num_workers": 2, "num_cores": 2, "step": 10 * MS, "waits": 4 * MS, "cpu": 2 * MS},
-            *({"cache": True}, "the trainer", 1.6),
+            *({"cache": True}, "the trainer", 1.4),
         ),
         (TRAINS, {"num_workers": 8}, "the trainer", 0),
         (TRAINS, {"processes": 4}, "the trainer", 0),
@@ -104,28 +101,6 @@ def test_prediction_names_what_is_the_limit_then(loader, asked, limit, gain):
     if loader is TRAINS:
         assert report.predictions == ()
         assert "WHAT IF" not in str(report)
-
-
-@pytest.mark.parametrize("name", SAMPLES)
-def test_advice_is_worth_what_it_says(name):
-    """In a loader in numbers: with the workers that it advises the gain is there, and is not above
-    the one it gives at most; where more would not help, they do not."""
-    checked = 0
-    for num_workers, num_cores, step in itertools.product((1, 2, 4), (2, 4, 8), (0.0, 6 * MS)):
-        loader = Loader(num_workers=num_workers, num_cores=num_cores, step=step, **SAMPLES[name])
-        verdict = report_of(loader, NUM_BATCHES).verdict
-        advised = re.search(r"from \d+ to about (\d+)", verdict.action)
-        if advised is None and "will not help" not in verdict.action:
-            continue
-        then = int(advised[1]) if advised else 2 * num_workers
-        gain = replace(loader, num_workers=then).rate / loader.rate - 1
-        if advised:
-            assert gain > 0
-            assert 1 + gain <= 1.2 * (1 + verdict.gain)
-        else:
-            assert gain < 0.15, verdict
-        checked += 1
-    assert checked >= 5
 
 
 def without(report, **changes):
@@ -161,7 +136,6 @@ def test_what_cannot_be_known_is_said_to_be_unknown():
             replace(good.stats, stages=(idle,)), good.probes, pooled=good.pooled
         ),
         "the source": make_report(replace(good.stats, stages=(idle,)), good.probes),
-        "were measured, so something else counts": shortened(good, 3 * good.stats.elapsed, 100),
     }
     for reason, report in cases.items():
         found = report.what_if(num_workers=4)
@@ -212,7 +186,7 @@ def test_report_shows_predictions_everywhere():
     assert settings == ["4 workers", "reads 2x as fast", "a cache"]
     assert more.gain == pytest.approx(1.05, abs=0.1)
     assert f"WHAT IF {more}" in shown(report)
-    assert "; then the workers are the limit, if the GIL is held for no more than" in str(more)
+    assert str(more).endswith("; then the workers are the limit.")
     listed = json.loads(report.as_json())["predictions"]
     assert [each["high"] for each in listed] == [each.high for each in report.predictions]
     assert listed[0]["gain"] == more.gain

@@ -10,11 +10,10 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from .causes import Cause
-from .model import THE_LOADER, NotKnown, Question, demands_of, estimate, limiting
+from .model import THE_LOADER, Question, limiting, predict
 
 if TYPE_CHECKING:
     from .causes import Reading
-    from .model import Estimate
 
 CACHED = " (cached(dataset, transform=what is random in it))"
 AT_ONCE = " (whole batches in one call by __getitems__)"
@@ -27,8 +26,6 @@ _MOST_AT_ONCE = 4
 """Factor of concurrency beyond which a stage may behave differently: measure again there."""
 _WORTH_IT = 0.05
 """The gain below which no change is advised: that much is noise."""
-_NEAR = 0.02
-"""The share of the best rate that may be given up for fewer workers."""
 _THE_CORES = "the cores"
 _NOTICED = 0.05
 """The share of waiting that is left, from which what it is for is named as the next limit."""
@@ -166,12 +163,13 @@ class _Asked(NamedTuple):
         place = 'in processes (isolation="process")' if own else "on a process pool (executor=)"
         return f"{self.in_few_calls}, or run it {place}."
 
-    def ask(self, question: Question) -> Estimate | None:
-        """Return the model's answer; None = it does not know."""
-        try:
-            return estimate(question, demands_of(self.reading, self.cause, None))
-        except NotKnown:
+    def with_settings(self, question: Question) -> Ceiling | None:
+        """Return the gain with other settings; None = the model does not know."""
+        found = predict(question, self.reading, self.cause, None)
+        if found.gain is None:
             return None
+        limit = self.ceiling.limit if found.limit == "the trainer" else found.limit
+        return self.ceiling.at_most(found.gain, limit)
 
 
 def _against_gil(asked: _Asked) -> Advice:
@@ -190,12 +188,10 @@ def _against_gil(asked: _Asked) -> Advice:
 
 def _of_processes(asked: _Asked) -> Ceiling:
     """Return the gain from a separate GIL for each worker, as far as it is known."""
+    found = None
     if asked.reading.is_of_workers:
-        found = asked.ask(Question(processes=max(2, asked.threads)))
-        if found is not None:
-            gain = found.gain if found.gain < _WORTH_IT else found.most
-            return asked.ceiling.at_most(gain, found.limit)
-    return asked.within_cores
+        found = asked.with_settings(Question(processes=max(2, asked.threads)))
+    return found or asked.within_cores
 
 
 def _perhaps_against_gil(asked: _Asked) -> Advice:
@@ -211,23 +207,18 @@ def _perhaps_against_gil(asked: _Asked) -> Advice:
 
 def _with_more(asked: _Asked) -> Advice:
     """Return the advice to add threads, or to give them less work where more would not help."""
-    ceiling = asked.ceiling
-    wanted = math.ceil(max(1, asked.threads) * min(1 + ceiling.gain, _MOST_AT_ONCE))
-    for each in sorted({wanted, asked.threads + 2, asked.threads + 1}, reverse=True):
-        found = asked.ask(Question(num_workers=each))
-        if found is None:
-            continue
-        if found.gain >= _WORTH_IT:
-            number, found = _fewest(asked, each, found)
-            most = ceiling.at_most(found.most, found.limit)
-            return _raise(asked, number, wanted), most
-        if each >= wanted:
-            return _with_less_work(asked, found.limit)
+    threads = max(1, asked.threads)
+    wanted = math.ceil(threads * min(1 + asked.ceiling.gain, _MOST_AT_ONCE))
+    found = asked.with_settings(Question(num_workers=wanted))
+    if found is not None:
+        if found.gain < _WORTH_IT:
+            return _with_less_work(asked, found.limit or "the trainer")
+        return _raise(asked, min(wanted, math.ceil(threads * (1 + found.gain))), wanted), found
     has_none = asked.cause is Cause.CPU or asked.reading.others_have_cores
     number = int(min(wanted, _most_useful(asked)))
     if has_none or number <= asked.threads or asked.free_cores < _WORTH_IT:
         return _with_less_work(asked, _THE_CORES)
-    most = asked.within_cores.at_most(number / max(1, asked.threads) - 1, f"the {asked.crew}")
+    most = asked.within_cores.at_most(number / threads - 1, f"the {asked.crew}")
     return _raise(asked, number, wanted), most
 
 
@@ -237,19 +228,6 @@ def _most_useful(asked: _Asked) -> float:
     if asked.cause is Cause.IO or num_cores is None:
         return math.inf  # threads that wait for storage use no core
     return max(num_cores, math.ceil(num_cores / max(0.01, asked.reading.load.computing)))
-
-
-def _fewest(asked: _Asked, most: int, best: Estimate) -> tuple[int, Estimate]:
-    """Return the least number of threads that comes near the rate of ``most``, with its rate."""
-    low, high, found = asked.threads, most, best
-    while high - low > 1:
-        middle = (low + high) // 2
-        each = asked.ask(Question(num_workers=middle))
-        if each is not None and each.rate >= best.rate * (1 - _NEAR):
-            high, found = middle, each
-        else:
-            low = middle
-    return high, found
 
 
 def _raise(asked: _Asked, number: int, wanted: int) -> str:

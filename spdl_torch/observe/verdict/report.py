@@ -72,11 +72,11 @@ class Report:
     @property
     def predictions(self) -> tuple[Prediction, ...]:
         """Predictions for the settings that the verdict suggests to ask about; () if
-        training hardly waits, or nothing can be known yet."""
+        training hardly waits, or nothing can be known."""
         verdict = self.verdict
         asked = worth_asking(self._reading, verdict.stage, verdict.cause, self.placement)
         found = (self._predict(question) for question in asked)
-        return tuple(each for each in found if each.base_rate)
+        return tuple(each for each in found if each.high is not None)
 
     def what_if(
         self,
