@@ -1,13 +1,12 @@
 """Decode a folder of videos, keep the statistics of every stage in a file, and sum them up.
 
-Shows: how a pipeline's figures get into SQLite while it runs (``recorders``), garbage collections
-among them (``recording_gc``), and how to read them. Every ``*.mp4`` below the folder, as in
+Shows: how a pipeline's figures get into SQLite while it runs (``recording``), full garbage
+collections among them, and how to read them. Every ``*.mp4`` below the folder, as in
 Kinetics-400's layout, is decoded whole, scaled to 128 x 128, by 10 threads.
 
 Prints: a line every few seconds (videos done, frames, a second), then for every stage its tasks,
 failures, average time and success rate, and for every queue its items, QPS, how long puts and gets
-waited and how often something was there. A first queue that is full and a last one that is empty
-mean that decoding is the bottleneck, as the report below them says in words.
+waited and how often something was there; and the report, which names the bottleneck.
 ``performance_analysis_plot.py`` draws the same file.
 
 Ctrl-C ends the run with the figures so far. Videos that cannot be decoded are counted and logged;
@@ -31,7 +30,7 @@ from torch import Tensor
 
 import spdl_torch.io
 from spdl_torch import PipelineFailure
-from spdl_torch.observe import SQLiteStatsWriter, log_stats_summary, recorders, recording_gc
+from spdl_torch.observe import log_stats_summary, recording
 from spdl_torch.pipeline import Pipeline, PipelineBuilder
 
 SIZE = 128
@@ -49,26 +48,24 @@ def decode(path: Path) -> Tensor:
 
 
 def run(videos: Sequence[Path], options: argparse.Namespace) -> int:
-    """Decode all videos by a pipeline that sends its statistics, and its queues', to a writer;
-    return the exit status."""
+    """Decode all videos by a pipeline whose statistics are recorded; return the exit status."""
     status = 0
+    builder = PipelineBuilder().add_source(videos)
+    builder.pipe(decode, concurrency=options.concurrency).add_sink()
+    pipeline = builder.build(max_failures=options.max_failures)
     config = {"concurrency": options.concurrency, "videos": len(videos)}
-    with SQLiteStatsWriter(options.db_path, config=config) as writer:
-        builder = PipelineBuilder().add_source(videos)
-        builder.pipe(decode, concurrency=options.concurrency).add_sink()
-        pipeline = builder.build(
-            max_failures=options.max_failures,
-            **recorders(writer.log, interval=options.log_interval),
-        )
-        try:
-            with recording_gc(writer.log), pipeline.auto_stop():
-                show_progress(pipeline, len(videos))
-        except PipelineFailure as failure:
-            print(f"stopped: {failure}", file=sys.stderr)
-            status = 1
-        except KeyboardInterrupt:
-            print("interrupted; the figures so far:", file=sys.stderr)
-            status = 130
+    record = recording(
+        pipeline, options.db_path, interval_seconds=options.log_interval, config=config
+    )
+    try:
+        with record, pipeline.auto_stop():
+            show_progress(pipeline, len(videos))
+    except PipelineFailure as failure:
+        print(f"stopped: {failure}", file=sys.stderr)
+        status = 1
+    except KeyboardInterrupt:
+        print("interrupted; the figures so far:", file=sys.stderr)
+        status = 130
     log_stats_summary(options.db_path, write=print)
     return status
 

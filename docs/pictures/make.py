@@ -26,10 +26,8 @@ from torchvision.io import encode_jpeg
 from spdl_torch.__main__ import main as run_command
 from spdl_torch.io import load_image_batch
 from spdl_torch.observe import (
-    SQLiteStatsWriter,
     plot_stats,
-    recorders,
-    recording_gc,
+    recording,
     tracing,
 )
 from spdl_torch.pipeline import Pipeline, PipelineBuilder
@@ -159,9 +157,9 @@ def shrink(picture: Path) -> None:
 def show_pipeline(folder: Path) -> None:
     """Run the pipeline twice: for its statistics, and for a trace of half a second."""
     db_path, trace = folder / "run.db", folder / "trace.json.gz"
-    with SQLiteStatsWriter(db_path) as writer, recording_gc(writer.log):
-        store = Store(2 * SECONDS)
-        train(builder_of(store).build(**recorders(writer.log, interval=0.5)))
+    pipeline = builder_of(Store(2 * SECONDS)).build()
+    with recording(pipeline, db_path, interval_seconds=0.5):
+        train(pipeline)
     plot_stats(db_path, folder)
     shutil.copy(folder / "queue_stats_combined.png", HERE)
     shrink(HERE / "queue_stats_combined.png")

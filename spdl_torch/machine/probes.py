@@ -192,11 +192,6 @@ long_collections = _probe.long_collections
 count_only_this_thread, thread_ends = _probe.count_alone, _probe.thread_ends
 
 
-def is_probing() -> bool:
-    """Return whether the probe is running, so that the counters count."""
-    return _probe.is_used
-
-
 def probe_counters_of(native_id: int, *, run_delays: bool = True) -> ProbeCounters:
     """Return what ``probe_counters`` does for one thread, for which nobody probes: of waits its run
     delay alone, which is unknown with ``run_delays=False``.

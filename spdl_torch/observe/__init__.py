@@ -31,13 +31,7 @@ if TYPE_CHECKING:
         query_queue_stats as query_queue_stats,
         query_task_stats as query_task_stats,
     )
-    from .store.logging_hooks import (
-        QueueStatsRecorder as QueueStatsRecorder,
-        TaskStatsRecorder as TaskStatsRecorder,
-        recorders as recorders,
-        recording_gc as recording_gc,
-    )
-    from .store.recording import recording as recording
+    from .store.recording import recording as recording, recording_gc as recording_gc
     from .store.stored_run import (
         QueueSummary as QueueSummary,
         TaskSummary as TaskSummary,

@@ -17,7 +17,6 @@ from ..whole_files import whole_file
 from .page.charts import Curve, Panel, draw
 from .store.file import query_queue_stats, query_task_stats
 from .store.stored_run import StoredRun, by_stage
-from .verdict.causes import Cause
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -144,17 +143,10 @@ class DrawnPart:
         )
 
     def _findings(self) -> dict[int, tuple[str, str | None]]:
-        """Return a sentence for each pipeline, and the label of the stage that it blames; none for
-        queues whose order is unknown."""
-        found = {}
-        for number in self.run.pipelines():
-            verdict = self.run.report(number).verdict
-            label: Any = verdict.stage
-            if verdict.cause is Cause.SOURCE:
-                queues = [row for row in self.run.queues if row["pipeline"] == number]
-                label = queues and min(queues, key=lambda row: row["stage_number"])["label"]
-            found[number] = verdict.finding, label
-        return found
+        """Return a sentence for each loader and pipeline that was recorded, and the label of the
+        stage that it blames."""
+        verdicts = {number: self.run.report(number).verdict for number in self.run.pipelines()}
+        return {number: (each.finding, each.stage) for number, each in verdicts.items()}
 
 
 def drawn_part(

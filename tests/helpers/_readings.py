@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 from spdl_torch.machine.histogram import bucket_of
 from spdl_torch.observe import QueueStatsLogEntry, SQLiteStatsWriter, TaskStatsLogEntry
+from spdl_torch.observe.store.following import Follower
 from spdl_torch.observe.verdict.causes import Reading
 from spdl_torch.observe.verdict.verdict import rule_of_waits
 from spdl_torch.pipeline import PipelineStats, QueuePerfStats, StageStats, TaskPerfStats
@@ -24,6 +26,17 @@ def queue_entry(timestamp=1.0, name="0:1:decode[2]_queue", **figures):
     waits = {f"{kind}_{of}_time": 0.01 for kind in ("ave", "p90", "p99") for of in ("put", "get")}
     figures = {"elapsed": 5.0, "num_items": 10, "occupancy_rate": 0.5, **waits, **figures}
     return QueueStatsLogEntry(timestamp, name, QueuePerfStats(**figures))
+
+
+def entries_of(*reports, number=0, name="", started=0.0):
+    """What is recorded of a loader with these reports, one after another in one pass."""
+    entries, source = [], SimpleNamespace()
+    follower = Follower(source, number, name, log=entries.append)
+    for report in reports:
+        source.report = lambda report=report: report
+        follower.write()
+    ends = [started + report.stats.elapsed for report in reports]
+    return [replace(each, timestamp=end) for each, end in zip(entries, ends, strict=False)]
 
 
 def write(path, *entries, **options):

@@ -6,7 +6,7 @@ import re
 
 import pytest
 from _pages import REPORT, timeline
-from _readings import queue_entry, task_entry, write
+from _readings import entries_of, queue_entry, task_entry, write
 
 from spdl_torch.__main__ import main
 from spdl_torch.observe import Profile
@@ -29,9 +29,9 @@ def here(tmp_path, monkeypatch):
     (tmp_path / "folder").mkdir()
     for name, content in CONTENTS.items():
         (tmp_path / name).write_bytes(content)
-    write(tmp_path / "run.db", task_entry(), queue_entry())
-    two = [each(name=f"{n}:1:op") for n in (0, 1) for each in (task_entry, queue_entry)]
-    write(tmp_path / "two.db", *two)
+    write(tmp_path / "hooks.db", task_entry(), queue_entry())
+    write(tmp_path / "run.db", *entries_of(REPORT))
+    write(tmp_path / "two.db", *entries_of(REPORT), *entries_of(REPORT, number=1))
     Profile(REPORT, (timeline(2),)).write_trace(tmp_path / "t.json")
     return tmp_path
 
@@ -43,6 +43,7 @@ def here(tmp_path, monkeypatch):
         ("report folder", "is a folder, and no"),
         ("report notes.txt", "not a trace in JSON, nor a statistics file"),
         ("report empty.db", "empty.db: the file is empty: nothing was logged"),
+        ("report hooks.db", "hooks.db: run 1 has no intervals of a loader .* by recording()"),
         ("report run.db --html folder", "this is a folder"),
         ("report run.db --trace run.db", "a statistics file, not a trace"),
         ("report run.db --format json --html x.html", "exclude each other"),

@@ -1,29 +1,27 @@
-"""A report as log entries: a file of them gives the report again, loader by loader."""
+"""What is recorded of loaders and pipelines gives their reports again, one by one."""
 
 from __future__ import annotations
 
 import math
 import threading
+from collections import Counter
 from dataclasses import asdict, fields, replace
-from itertools import chain, pairwise
+from itertools import chain
 
 import pytest
-from _readings import found_in, pipeline_stats, stage_stats, write
+from _readings import entries_of, found_in, pipeline_stats, stage_stats, write
 
-from spdl_torch import PipelineDataset
 from spdl_torch.observe import (
     Cause,
     EventLogEntry,
     Probes,
-    SQLiteStatsWriter,
-    entries_of,
     log_stats_summary,
     make_report,
     pipelines_of_file,
     query_event_stats,
     query_queue_stats,
     query_task_stats,
-    recorders,
+    recording,
     report_of_file,
     summarize,
 )
@@ -59,10 +57,7 @@ def test_file_gives_every_field_of_a_report_again(tmp_path):
         return make_report(stats, probes, pooled=("fetch",))
 
     parts = [report(part) for part in (1, 2, 3)]
-    entries = []
-    for number, (before, now) in enumerate(pairwise([None, *parts])):
-        entries += entries_of(now, before, timestamp=1_800_000_000.0 + number)
-    write(path, *entries)
+    write(path, *entries_of(*parts))
     stored, live = report_of_file(path), parts[-1]
     assert stored.probes == live.probes
     assert stored.verdict == live.verdict
@@ -74,23 +69,34 @@ def test_file_gives_every_field_of_a_report_again(tmp_path):
         assert getattr(one.queue, name) == pytest.approx(getattr(other.queue, name)), name
 
 
-def test_recorders_keep_what_the_probes_read(tmp_path):
-    """The verdict over a file that a pipeline dataset wrote rests on what the live one rests on."""
+def test_pipeline_is_recorded_as_it_reports(tmp_path):
+    """Every item, in however many intervals: its figures and its verdict, on the same probes."""
     path = tmp_path / "s.db"
-    with SQLiteStatsWriter(path) as writer:
-        builder = PipelineBuilder().add_source(range(60)).pipe(slow, name="read", concurrency=2)
-        builder = builder.pipe(odd_only, name="odd").aggregate(4).add_sink()
-        dataset = PipelineDataset(builder, **recorders(writer.log, pipeline_id=3))
-        list(dataset)
-    assert pipelines_of_file(path) == {3: ""}
-    live, stored = dataset.report(), report_of_file(path)
-    found, again = found_in(live), found_in(stored)
-    assert found == again, f"{live}\n{stored}"
-    assert found[1] == "read"
-    assert stored.probes.num_cores == live.probes.num_cores
-    assert (stored.probes.gil_seconds is None) == (live.probes.gil_seconds is None)
-    dropped = {row["label"]: row["num_dropped"] for row in query_task_stats(path)}
-    assert dropped == {"read": 0, "odd": 30, "aggregate(4)": 0}
+    builder = PipelineBuilder().add_source(range(60)).pipe(slow, name="read", concurrency=2)
+    pipeline = builder.pipe(odd_only, name="odd").aggregate(4).add_sink().build()
+    with recording({"train": pipeline}, path, interval_seconds=0.01), pipeline.auto_stop():
+        assert len(list(pipeline)) == 8
+    assert pipelines_of_file(path) == {0: "train"}
+    live, stored = pipeline.report(), report_of_file(path)
+    assert (stored.stats, stored.probes) == (live.stats, live.probes)
+    assert found_in(stored) == found_in(live)
+    assert found_in(stored)[1] == "read"
+    counts = Counter()
+    for row in query_task_stats(path):
+        counts[row["name"], "tasks"] += row["num_tasks"]
+        counts[row["name"], "dropped"] += row["num_dropped"]
+    for row in query_queue_stats(path):
+        counts[row["name"], "items"] += row["num_items"]
+    assert +counts == {
+        ("0:1:read[2]", "tasks"): 60,
+        ("0:1:read[2]_queue", "items"): 60,
+        ("0:2:odd", "tasks"): 60,
+        ("0:2:odd", "dropped"): 30,
+        ("0:2:odd_queue", "items"): 30,
+        ("0:3:aggregate(4)", "tasks"): 8,
+        ("0:3:aggregate(4)_queue", "items"): 8,
+        ("0:4:sink_queue", "items"): 8,
+    }
     assert "odd: the op dropped 30 items (None)." in stored.verdict.remarks
 
 
@@ -99,7 +105,7 @@ def test_pipelines_of_one_run_are_kept_apart(tmp_path):
     neither in the summary nor in the report."""
     path, printed = tmp_path / "s.db", []
     reports = {0: reading(gil=0.004), 3: reading(gil=0.0, num_tasks=25)}
-    entries = [entries_of(each, pipeline_id=n, name=f"loader {n}") for n, each in reports.items()]
+    entries = [entries_of(each, number=n, name=f"loader {n}") for n, each in reports.items()]
     write(path, *chain(*entries))
     tasks, queues = summarize(path)
     assert [(t.name, t.num_tasks) for t in tasks] == [
@@ -118,6 +124,8 @@ def test_pipelines_of_one_run_are_kept_apart(tmp_path):
         report_of_file(path, pipeline=1)
     log_stats_summary(path, write=printed.append)
     assert printed[0].index("0:1:decode[2]") < printed[0].index("3:1:decode[2]")
+    for number in reports:  # after SPDL's summary
+        assert str(report_of_file(path, pipeline=number)) in printed[0]
 
 
 def reading(*, busy=0.9, gil=None, elapsed=10.0, concurrency=2, waited=5.0, num_tasks=100):
@@ -133,16 +141,13 @@ def reading(*, busy=0.9, gil=None, elapsed=10.0, concurrency=2, waited=5.0, num_
 
 def test_waits_of_laps_add_up_when_one_was_read_late(tmp_path):
     """A thread that is held up between two clocks reads more waiting than the lap had time."""
-    path, before = tmp_path / "s.db", None
-    with SQLiteStatsWriter(path) as writer:
-        # The lap in the middle lasts a second, and 1.25 s of waiting are read after it.
-        for elapsed, waited in ((1.0, 0.5), (2.0, 1.75), (3.0, 2.0)):
-            report = reading(
-                elapsed=elapsed, busy=1 - waited / elapsed, waited=waited, concurrency=1
-            )
-            for entry in entries_of(report, before):
-                writer.log(entry)
-            before = report
+    # The lap in the middle lasts a second, and 1.25 s of waiting are read after it.
+    laps = ((1.0, 0.5), (2.0, 1.75), (3.0, 2.0))
+    reports = [
+        reading(elapsed=elapsed, busy=1 - waited / elapsed, waited=waited, concurrency=1)
+        for elapsed, waited in laps
+    ]
+    path = write(tmp_path / "s.db", *entries_of(*reports))
     stored = report_of_file(path).stats
     assert stored.stages[0].wait_in_ratio == pytest.approx(2 / 3)
     assert stored.consumer_wait_ratio == pytest.approx(2 / 3)
@@ -153,8 +158,8 @@ def test_stage_is_one_when_its_concurrency_changes(tmp_path):
     probes of each pass with its time."""
     write(
         tmp_path / "s.db",
-        *entries_of(reading(concurrency=2, gil=0.001), timestamp=10.0),
-        *entries_of(reading(concurrency=6, gil=0.005, elapsed=30.0), timestamp=20.0),
+        *entries_of(reading(concurrency=2, gil=0.001)),
+        *entries_of(reading(concurrency=6, gil=0.005, elapsed=30.0)),
     )
     report = report_of_file(tmp_path / "s.db")
     assert report.probes.gil_seconds == pytest.approx(0.004)
@@ -166,19 +171,19 @@ def test_stage_is_one_when_its_concurrency_changes(tmp_path):
 def test_intervals_are_seen_by_spdls_queries(tmp_path):
     """A row for every stage and queue, named like those of a pipeline, and one of the sink."""
     path = tmp_path / "s.db"
-    write(path, *entries_of(reading(), pipeline_id=2, name="val", timestamp=5.0))
+    write(path, *entries_of(reading(), number=2, name="val"))
     task, sink, queue = found = [*query_task_stats(path), *query_queue_stats(path)]
     names = ["2:1:decode[2]", "2:2:sink_queue", "2:1:decode[2]_queue"]
-    assert [(each["name"], each["timestamp"]) for each in found] == [(name, 5.0) for name in names]
+    assert [(each["name"], each["timestamp"]) for each in found] == [(name, 10.0) for name in names]
     assert (task["num_dropped"], queue["num_items"]) == (7, 100)
     assert sink["get_wait_time"] == pytest.approx(5.0), "half of the trainer's 10 s"
-    assert query_task_stats(path, "decode", end_time=4.0) == []
+    assert query_task_stats(path, "decode", end_time=9.0) == []
 
 
 def test_values_that_json_lacks_break_no_query(tmp_path):
     """Nor an event of the program that has the name of our table."""
     path = tmp_path / "s.db"
-    (entry,) = entries_of(reading(), timestamp=5.0)
+    (entry,) = entries_of(reading())
     bad = replace(entry, details={**entry.details, "probes": {"gil_seconds": math.nan}})
     write(path, entry, bad, EventLogEntry(1.0, "interval", {"loss": math.inf}))
     assert len(query_task_stats(path)) == 2

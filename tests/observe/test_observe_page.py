@@ -8,7 +8,7 @@ import sys
 import pytest
 from _datasets import SafeIndices
 from _pages import FORMULAS, HOSTILE, REPORT, Reader, read, reports, timeline
-from _readings import html_in_notebook
+from _readings import entries_of, html_in_notebook
 
 from spdl_torch import DataLoader
 from spdl_torch.__main__ import main
@@ -16,7 +16,6 @@ from spdl_torch.observe import (
     EventLogEntry,
     Profile,
     SQLiteStatsWriter,
-    entries_of,
     recording,
     report_of_file,
 )
@@ -30,15 +29,10 @@ def write_run(path, *runs, events=(), **config):
     """A run in a statistics file with a pipeline for each list of readings."""
     with SQLiteStatsWriter(path, config=config) as writer:
         for number, readings in enumerate(runs):
-            before = None
-            for reading in readings:
-                timestamp = 1_800_000_000 + reading.stats.elapsed
-                name = f"loader {number}"
-                for entry in entries_of(
-                    reading, before, pipeline_id=number, name=name, timestamp=timestamp
-                ):
-                    writer.log(entry)
-                before = reading
+            for entry in entries_of(
+                *readings, number=number, name=f"loader {number}", started=1_800_000_000
+            ):
+                writer.log(entry)
         for seconds, name, details in events:
             writer.log(EventLogEntry(1_800_000_000 + seconds, name, details))
     return path

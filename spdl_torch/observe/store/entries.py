@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 DECISION_EVENT = "decision"
 """Name of the event that records a decision of tuning."""
 
-PROBES_EVENT = "probes"
-"""Name of the event with the probes' readings, for one pipeline whose hooks log its statistics."""
-
 
 @dataclass(frozen=True, slots=True)
 class TaskStatsLogEntry:

@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...checks import checked_seconds
 from ...engine.threads import repeating
+from ...engine.timeline import TwoClocks
 from ...locks import RLock
+from ...machine.garbage import Collections
 from ...scopes import scope
 from ..verdict.causes import num_delivered
 from ..verdict.report import legal_name, metrics_of
+from .entries import EventLogEntry, LogEntry
 from .epoch_watchers import watched
 from .following import Follower
-from .logging_hooks import recording_gc
 from .writer import SQLiteStatsWriter, rank_and_world_size
 
 if TYPE_CHECKING:
@@ -30,8 +32,15 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("spdl_torch.observe")
 
-_TELLING = ("spdl_torch.loader.dataloader.DataLoader", "spdl_torch.data.dataset.PipelineDataset")
-"""The classes whose objects begin each epoch within ``between_epochs``."""
+_REPORTING = (
+    "spdl_torch.loader.dataloader.DataLoader",
+    "spdl_torch.data.dataset.PipelineDataset",
+    "spdl_torch.pipeline.pipeline.Pipeline",
+)
+"""The classes with reports. The first two begin each epoch within ``between_epochs``; a pipeline
+runs once."""
+
+_PASS_ON_SECONDS = 0.2  # between two looks for collections
 
 
 @scope
@@ -53,7 +62,8 @@ def recording(
     without a file.
 
     loaders: a ``spdl_torch.DataLoader``, a ``PipelineDataset``, torch's DataLoader around one, what
-        Accelerate or Fabric has made of one of these, or a mapping of names to these.
+        Accelerate or Fabric has made of one of these, a ``Pipeline``, or a mapping of names to
+        these.
     path: the file; several runs may share it. Of several ranks, each has its own: ``run.db``
         becomes ``run.rank0.db``, ... unless the name has ``{rank}`` in it. None = no file.
     logger: a ``SummaryWriter`` of TensorBoard, a run of ``wandb`` or ``mlflow`` (or either module,
@@ -125,6 +135,33 @@ def recording(
         yield writer
 
 
+@scope
+def recording_gc(log: Callable[[LogEntry], Any], *, generation: int = 0) -> Iterator[None]:
+    """Log ``gc_start`` and ``gc_stop`` of garbage collections while the block runs.
+
+    generation: the youngest generation to log; 2 = full collections only, which take long.
+
+    ``log`` is called some moments after the collection, with the times of its start and stop, on a
+    thread of its own, or when the block ends. What it raises on that thread is logged, and ends it.
+    """
+    collections, clock = Collections(), TwoClocks.now()
+
+    def pass_on() -> None:
+        for began_ns, ended_ns, info in collections.taken():
+            if info["generation"] >= generation:
+                at_start = {**info, "collected": 0, "uncollectable": 0}  # as Python has it
+                log(EventLogEntry(clock.system(began_ns) / 1e9, "gc_start", at_start))
+                log(EventLogEntry(clock.system(ended_ns) / 1e9, "gc_stop", info))
+
+    collections.begin()
+    try:
+        with repeating("collections", _PASS_ON_SECONDS, pass_on):
+            yield
+    finally:
+        collections.end()
+        pass_on()
+
+
 def path_of_rank(path: str | os.PathLike[str], rank: int, world_size: int) -> Path:
     """Return the file of a rank: with several, ``data.db`` becomes ``data.rank1.db``; ``{rank}`` in
     the name becomes the number alone.
@@ -142,13 +179,13 @@ def _source_of(loader: Any) -> Any:
     for candidate in (loader, *(getattr(loader, name, None) for name in inside)):
         # Accelerate's loaders claim the class of the one inside, so isinstance would not do.
         kinds = {f"{kind.__module__}.{kind.__name__}" for kind in type(candidate).__mro__}
-        if not kinds.isdisjoint(_TELLING):
+        if not kinds.isdisjoint(_REPORTING):
             if not getattr(candidate, "stats", getattr(candidate, "_stats", True)):
                 raise ValueError("recording: with stats=False there is nothing to record.")
             return candidate
     raise TypeError(
-        "recording: expected a spdl_torch.DataLoader, a PipelineDataset or torch's DataLoader "
-        f"around one, or a mapping of names to these, got {type(loader).__name__}."
+        "recording: expected a spdl_torch.DataLoader, a PipelineDataset, torch's DataLoader around "
+        f"one, a Pipeline, or a mapping of names to these, got {type(loader).__name__}."
     )
 
 

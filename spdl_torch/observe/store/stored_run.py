@@ -1,6 +1,5 @@
-"""A run in a statistics file: its loaders' intervals, what hooks logged of pipelines, its events;
-the report on it; and
-the whole of a file in SPDL's totals and averages of every stage and queue, and what they mean."""
+"""A run in a statistics file: the intervals of its loaders and pipelines, its events, the report on
+it; and the whole of a file in SPDL's totals and averages of every stage and queue."""
 
 from __future__ import annotations
 
@@ -15,14 +14,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
-from ...engine.statistics import AS_LATER, PipelineStats, StageStats
-from ...machine.histogram import bucket_of
+from ...engine.statistics import AS_LATER, PipelineStats
 from ...machine.readings import probes_over
 from ...shown_text import printable
 from ..verdict.placement import PLACEMENT_EVENT, Placement, moves
 from ..verdict.report import Report, make_report, with_remarks
 from ..verdict.skipped import MOST_KEPT, SKIPPED, remarks_on_left_out
-from .entries import PROBES_EVENT
 from .file import damaged, event_of, reading, rows_of
 
 if TYPE_CHECKING:
@@ -60,9 +57,9 @@ def report_of_file(
     pipeline: one of several in that run, see :func:`pipelines_of_file`; None = the one with the
         lowest number.
 
-    Of a pipeline whose hooks logged it, without the event ``probes``, the cause is inferred from
-    CPU time alone.
-    Raises: FileNotFoundError; ValueError: not a statistics file, or no such run or pipeline in it.
+    Raises: FileNotFoundError; ValueError: not a statistics file, no such run or pipeline in it, or
+        nothing was recorded by :func:`recording` or Lightning's monitor, as where a pipeline's own
+        hooks log it.
     """
     return StoredRun.read(db_path, run_id).report(pipeline)
 
@@ -84,10 +81,7 @@ class StoredRun:
     facts: Row
     """Its row in the table ``run``, and ``num_runs``, the number of runs in the file."""
     intervals: Sequence[Row]
-    """Of loaders; ``details``: of the last one of a pass, whose readings are of all of it."""
-    tasks: Sequence[Row]
-    """The windows that hooks logged, as these and ``queues``."""
-    queues: Sequence[Row]
+    """``details``: of the last one of a pass, whose readings are of all of it."""
     events: Sequence[EventLogEntry]
 
     @classmethod
@@ -113,8 +107,6 @@ class StoredRun:
             if chosen in run_ids and not is_sound:
                 raise ValueError(f"run {chosen} is not in it, or has no time")
             intervals, events = of_run(_INTERVALS), of_run("* FROM event")
-            tasks = of_run("* FROM task_window JOIN stage USING (stage_id)")
-            queues = of_run("* FROM queue_window JOIN stage USING (stage_id)")
         if not run_ids:
             raise ValueError(f"{path}: no figures of a stage or a queue were logged to it.")
         if chosen not in run_ids:
@@ -122,7 +114,7 @@ class StoredRun:
             raise ValueError(
                 f"{path}: run_id must be of a run with figures ({there}), got {run_id}."
             )
-        return cls(Path(path), facts[0], intervals, tasks, queues, list(map(event_of, events)))
+        return cls(Path(path), facts[0], intervals, list(map(event_of, events)))
 
     def described(self, started: float) -> str:
         """Return which run it is. ``started``: seconds since 1970."""
@@ -134,51 +126,41 @@ class StoredRun:
         )
 
     def pipelines(self) -> dict[int, str]:
-        """Return the numbers of pipelines and loaders, in order, with their names."""
-        numbers = {row["pipeline"]: "" for row in self.queues if row["pipeline"] is not None}
-        names = {row["pipeline"]: row["name"] for row in self.intervals}
-        return dict(sorted((numbers | names).items()))
+        """Return the numbers of loaders and pipelines, in order, with their names."""
+        return dict(sorted((row["pipeline"], row["name"]) for row in self.intervals))
 
-    def chosen(self, pipeline: int | None) -> int | None:
-        """Return the given pipeline or the first; None where no name in the run has a number."""
-        numbers = list(self.pipelines())
-        if pipeline is None:
-            return numbers[0] if numbers else None
-        if pipeline not in numbers:
-            there = ", ".join(map(str, numbers)) or "none has a number"
+    def chosen(self, pipeline: int | None) -> int:
+        """Return the given pipeline, or the first."""
+        numbers, run = list(self.pipelines()), self.facts["run_id"]
+        if not numbers:
             raise ValueError(
-                f"{self.path}: pipeline must be in run {self.facts['run_id']} ({there}), got "
-                f"{pipeline}."
+                f"{self.path}: run {run} has no intervals of a loader or a pipeline, on which a "
+                "report is made. Record it by recording()."
+            )
+        if pipeline is None:
+            return numbers[0]
+        if pipeline not in numbers:
+            there = ", ".join(map(str, numbers))
+            raise ValueError(
+                f"{self.path}: pipeline must be in run {run} ({there}), got {pipeline}."
             )
         return pipeline
 
     def report(self, pipeline: int | None = None) -> Report:
         """Return the report on one of its pipelines; None = the first."""
         pipeline = self.chosen(pipeline)
-        if not (self.intervals or self.queues):
-            run = self.facts["run_id"]
-            raise ValueError(f"{self.path}: no figures of a queue were logged in run {run}.")
         with damaged(self.path):
             return self._report(pipeline)
 
-    def _report(self, pipeline: int | None) -> Report:
+    def _report(self, pipeline: int) -> Report:
         own = [row for row in self.intervals if row["pipeline"] == pipeline]
         events = [e for e in self.events if e.details.get("pipeline", pipeline) == pipeline]
-        if own:
-            totals: dict[str, Any] = {}
-            for each in own:  # decoded one by one: all of hours at once fill the memory
-                _add(totals, json.loads(each["totals"]))
-            stats = PipelineStats.from_dict(totals)
-            passes = [each["details"] for each in own if each["details"] is not None]
-            probes, pooled = probes_over(passes), tuple(passes[-1]["pooled"])
-        else:
-            stats, pooled = self._stats_of_windows(pipeline), ()
-            passes = []
-            for each in (event.details for event in events if event.event_name == PROBES_EVENT):
-                if passes and not each["begins"]:
-                    passes.pop()
-                passes.append({"seconds": each["elapsed"], "probes": each})
-            probes = probes_over(passes)
+        totals: dict[str, Any] = {}
+        for each in own:  # decoded one by one: all of hours at once fill the memory
+            _add(totals, json.loads(each["totals"]))
+        stats = PipelineStats.from_dict(totals)
+        passes = [each["details"] for each in own if each["details"] is not None]
+        probes, pooled = probes_over(passes), tuple(passes[-1]["pooled"])
         remarks = _remarks_on_skipped(events, stats)
         if missing := self.facts["num_dropped"]:
             remarks += (f"entries of this run that were not written to the file: {missing}.",)
@@ -186,20 +168,6 @@ class StoredRun:
         placed = (each for each in events if each.event_name == PLACEMENT_EVENT)
         places = (Placement.from_details(each.details, each.timestamp) for each in placed)
         return replace(report, placements=tuple(moves(places)))
-
-    def _stats_of_windows(self, pipeline: int | None) -> PipelineStats:
-        """Return the sum of what hooks logged of a pipeline: the first of its queues is the
-        source's, the last one the sink's."""
-        tasks, queues = (
-            by_stage(row for row in rows if row["pipeline"] == pipeline)
-            for rows in (self.tasks, self.queues)
-        )
-        (_, inlet), *others = sorted(queues.items())
-        sink, stages = (others or [("", inlet)])[-1][1], []
-        for key, outlet in others[:-1]:
-            stages.append(_stage_of_windows(tasks.get(key, []), inlet, outlet))
-            inlet = outlet
-        return PipelineStats(_ns(sink, "elapsed"), _ns(sink, "get_wait_time"), tuple(stages))
 
 
 def by_stage(rows: Iterable[Row]) -> dict[Any, list[Row]]:
@@ -210,57 +178,6 @@ def by_stage(rows: Iterable[Row]) -> dict[Any, list[Row]]:
         key = row["pipeline"], row["stage_number"], row["label"]
         groups[(-1, 0, row["name"].removesuffix("_queue")) if None in key else key].append(row)
     return groups
-
-
-def _stage_of_windows(
-    windows: Iterable[Row], inlet: Sequence[Row], outlet: Sequence[Row]
-) -> StageStats:
-    tasks = [{**row, "num_good": row["num_tasks"] - row["num_failures"]} for row in windows]
-    elapsed_ns, put_ns = _ns(outlet, "elapsed"), _ns(outlet, "put_wait_time")
-    num_items = _sum(outlet, "num_items")
-    return StageStats(
-        name=outlet[-1]["label"],
-        concurrency=outlet[-1]["concurrency"],
-        elapsed_ns=elapsed_ns,
-        thread_ns=max(1, _ns(outlet, "elapsed", "concurrency")),
-        num_tasks=_sum(tasks, "num_tasks"),
-        num_failures=_sum(tasks, "num_failures"),
-        num_dropped=sum(row["num_dropped"] or 0 for row in tasks),
-        busy_ns=_ns(tasks, "busy_time"),
-        good_ns=_ns(tasks, "ave_time", "num_good"),
-        cpu_ns=_ns(tasks, "ave_cpu_time", "num_tasks"),
-        calls=_histogram(tasks, "num_good", p50_time=0.51, p90_time=0.4, p99_time=0.09),
-        wait_in_ns=_ns(inlet, "get_wait_time"),
-        wait_out_ns=put_ns,
-        queue_ns=elapsed_ns,
-        held_ns=_ns(outlet, "occupancy_rate", "elapsed"),
-        num_items=num_items,
-        put_ns=put_ns,
-        num_puts=num_items,
-        puts=_histogram(outlet, "num_items", p90_put_time=0.4, p99_put_time=0.09),
-        get_ns=_ns(outlet, "get_wait_time"),
-        num_gets=num_items,
-        gets=_histogram(outlet, "num_items", p90_get_time=0.4, p99_get_time=0.09),
-    )
-
-
-def _histogram(rows: Iterable[Row], number: str, **shares: float) -> dict[int, float]:
-    """Return a histogram of windows whose percentiles alone are known: so many of their calls took
-    as long as each of them, so that their own percentiles come out again."""
-    counts: dict[int, float] = defaultdict(float)
-    for row in rows:
-        for column, share in shares.items():
-            counts[bucket_of(round(1e9 * row[column]))] += share * row[number]
-    return dict(counts)
-
-
-def _sum(rows: Iterable[Row], *factors: str) -> Any:  # as whole as the factors are
-    return sum(math.prod(row[each] for each in factors) for row in rows)
-
-
-def _ns(rows: Iterable[Row], *factors: str) -> int:
-    seconds: float = _sum(rows, *factors)
-    return round(1e9 * seconds)
 
 
 def _add(whole: dict[str, Any], part: Mapping[str, Any]) -> None:
@@ -398,7 +315,7 @@ def log_stats_summary(
 ) -> None:
     """Log the summary of a statistics file at INFO level, or give it to ``write``, as one text:
     first every stage and queue, in the words and the order of SPDL's example program; then the
-    report of the last run, or of ``run_id``, for each pipeline in it.
+    report of the last run, or of ``run_id``, for each loader and pipeline that was recorded.
 
     Raises: FileNotFoundError; ValueError: not a statistics file.
     """
@@ -409,10 +326,9 @@ def log_stats_summary(
         lines += [title, _RULE, ""]
         for part in parts:
             lines += [*part.lines(), ""]
-    if queues:
-        run = StoredRun.read(db_path, run_id)
+    if queues and (names := (run := StoredRun.read(db_path, run_id)).pipelines()):
         lines += _titled(f"WHAT IT MEANS: run {run.facts['run_id']} of {db_path}")
-        for pipeline, name in run.pipelines().items():
+        for pipeline, name in names.items():
             report = run.report(pipeline)
             lines += [f"Pipeline {pipeline}{name and f' ({name})'}", str(report), ""]
     # An empty line first, so that a logger's prefix has a line of its own.

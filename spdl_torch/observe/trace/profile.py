@@ -15,7 +15,6 @@ from ...checks import check_whole
 from ...whole_files import starts_like_json
 from ..page.charts import Curve, Lanes, Panel, draw, svg_of
 from ..page.page import Event, event_tables, html_of, write_page
-from ..store.entries import PROBES_EVENT
 from ..store.file import check_exists, damaged
 from ..store.stored_run import StoredRun
 from ..verdict.report import figures_of, part_of
@@ -227,7 +226,7 @@ class MeasuredRun:
     def events(self) -> list[Event]:
         """Return what happened; of a run that is in a file, those that the file has."""
         if self.run is not None:
-            unsaid = (PROBES_EVENT, "gc_start", "gc_stop")
+            unsaid = ("gc_start", "gc_stop")
             return [
                 Event(each.timestamp - self.run.facts["started"], each.event_name, each.details)
                 for each in self.run.events
@@ -262,16 +261,15 @@ def load_runs(
         return [load_trace(path)]
     run = StoredRun.read(path, run_id)
     names, chosen = run.pipelines(), run.chosen(pipeline)
-    numbers: list[int | None] = [chosen] if pipeline is not None or not names else [*names]
     return [
         MeasuredRun(
             report=run.report(number),
-            name=names[number] or f"pipeline {number}" if number is not None else path.name,
+            name=names[number] or f"pipeline {number}",
             rank=int(run.facts["rank"]),
             run=run,
             pipeline=number,
         )
-        for number in numbers
+        for number in ([*names] if pipeline is None else [chosen])
     ]
 
 
