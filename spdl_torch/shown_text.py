@@ -37,17 +37,6 @@ def printable_line(text: str) -> str:
     return text if text.isprintable() else "".join(map(_shown, text))
 
 
-def printable_content(content: Any) -> Any:
-    """Return the content of a JSON file with every text in it as ``printable_line`` returns it."""
-    if isinstance(content, str):
-        return printable_line(content)
-    if isinstance(content, dict):
-        return {printable_line(key): printable_content(value) for key, value in content.items()}
-    if isinstance(content, list):
-        return list(map(printable_content, content))
-    return content
-
-
 def shortened(text: str, most: int) -> str:
     """Return a text of ``most`` letters at most, the last three of a longer one as dots."""
     return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,19 +35,6 @@ def whole_file(path: str | os.PathLike[str], ending: str = "") -> Iterator[Binar
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def starts_like_json(path: Path) -> bool:
-    """Return whether a file starts like JSON, such as a trace, gzipped or not, or is empty."""
-    with path.open("rb") as file:
-        begin = file.read(2)
-    if begin == b"\x1f\x8b":
-        try:
-            with gzip.open(path) as unzipped:
-                begin = unzipped.read(1)
-        except (OSError, EOFError):
-            return False
-    return begin[:1] in (b"{", b"[", b"")
 
 
 def new_file(path: Path) -> BinaryIO:

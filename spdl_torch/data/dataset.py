@@ -184,7 +184,6 @@ class PipelineDataset(IterableDataset[T_co]):
         recorder = FlightRecorder(
             "PipelineDataset", self._pipeline_number, enabled=self._options.stats
         )
-        recorder.belongs_to(self)
         pipeline = Pipeline(spec, self._options, recorder=recorder)
         with between_epochs(self):
             current = self._pass = _Pass(pipeline, recorder, self._spec.src.source)

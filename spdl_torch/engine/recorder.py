@@ -55,7 +55,6 @@ class FlightRecorder:
         self.pipeline = pipeline
         self.number = new_pipeline_number() if number is None else number
         self.enabled = enabled
-        self._owner: weakref.ref[Any] | None = None
         self._clock = TwoClocks.now()
         self._rows: list[tuple[str, int, int, Role, Ring]] = []
         self.consumer: ConsumerRing | None = None
@@ -70,10 +69,6 @@ class FlightRecorder:
                 session.recorders.append(self)
 
     # Called by the run, on its threads:
-
-    def belongs_to(self, owner: object) -> None:
-        """Set the owner of the run: it has ``snapshot()`` or ``report()``; it is not kept alive."""
-        self._owner = weakref.ref(owner)
 
     def new_ring(
         self, stage: str, stage_number: int, replica: int = 0, role: Role = "stage"
@@ -125,11 +120,6 @@ class FlightRecorder:
             ring.shortest_ns = self._shortest_ns
 
     # Called by readers, on any thread:
-
-    @property
-    def owner(self) -> Any:
-        """The owner of the run; None when it is gone."""
-        return None if self._owner is None else self._owner()
 
     def timeline(self, since_ns: int = 0) -> Timeline:
         """Return everything recorded that did not end before ``since_ns``."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,20 +23,17 @@ def add_report(commands: Commands) -> None:
     """Add ``report``: what held training back, as a text, JSON or a page."""
     report = commands.add_parser(
         "report",
-        help="say what held training back, from a statistics file or a trace",
+        help="say what held training back, from a statistics file",
         description="Name what held training back in a run, why, and what to do, with the figures "
         "of every stage: as a text, or as a page for a browser.",
     )
-    _add_file_and_run(
-        report, "statistics file, or trace; several: files of the ranks of one run", nargs="+"
-    )
+    what = "statistics file; several: those of the ranks of one run"
+    _add_file_and_run(report, what, nargs="+")
     add = report.add_argument
     add("--pipeline", type=int, metavar="N", help="which of several in the run (default: each)")
     form = "default: text; JSON has one line for each pipeline, of each file, which then says its "
     add("--format", choices=["text", "json"], default="text", help=f"{form}rank")
     add("--html", type=Path, metavar="OUT", help="write a page with charts; needs the extra plot")
-    trace = "a trace of the same run: the page shows what every worker did, and when"
-    add("--trace", type=Path, metavar="TRACE", help=trace)
     report.set_defaults(run_command=partial(_print, _reported))
 
 
@@ -62,17 +58,18 @@ def add_plot(commands: Commands) -> None:
 
 
 def add_trace(commands: Commands) -> None:
-    """Add ``trace``: the report in a trace, and merged traces."""
+    """Add ``trace``, which merges traces."""
     trace = commands.add_parser(
         "trace",
-        help="print the report in a trace, or merge traces of ranks and of torch",
-        description="Print the report in a trace. With -o, combine the traces of several ranks, or "
-        "one of ours with a trace of torch.profiler, and print the path.",
+        help="merge traces of ranks and of torch",
+        description="Combine the traces of several ranks, or one of ours with a trace of "
+        "torch.profiler, and print the path.",
     )
     add = trace.add_argument
-    traces = "trace that Profile.write_trace wrote; with -o also several, or a folder of them"
+    traces = "trace that tracing or Profile.write_trace wrote"
     add("traces", type=Path, nargs="+", metavar="FILE", help=traces)
-    add("-o", "--output", type=Path, metavar="OUT", help="write the merged trace to this file")
+    output = "write the merged trace to this file"
+    add("-o", "--output", type=Path, metavar="OUT", help=output, required=True)
     add("--torch", type=Path, metavar="TRACE", help="of torch.profiler, in the same process")
     trace.set_defaults(run_command=partial(_print, _merged))
 
@@ -103,19 +100,10 @@ def _reported(arguments: argparse.Namespace) -> list[str]:
     if len(arguments.db_path) > 1:
         return _texts_of_ranks(arguments)
     from .page.page import write_page
-    from .trace.profile import load_runs, load_trace, page_of
+    from .trace.profile import load_runs, page_of
 
     (path,) = arguments.db_path
     runs = load_runs(path, run_id=arguments.run, pipeline=arguments.pipeline)
-    if arguments.trace is not None:
-        if len(runs) > 1:
-            raise ValueError(f"{path} has several pipelines: choose with --pipeline.")
-        runs = [replace(runs[0], trace=load_trace(arguments.trace).trace)]
-        if arguments.html is None:
-            raise ValueError(
-                "--trace adds what every worker did to a page, and no page was asked for. Add "
-                f"--html OUT, or report the trace itself: report {arguments.trace}"
-            )
     if arguments.html is not None:
         return [str(write_page(arguments.html, page_of(runs)))]
     if arguments.format == "json":
@@ -124,8 +112,7 @@ def _reported(arguments: argparse.Namespace) -> list[str]:
         return [str(runs[0].report)]
     texts = []
     for run in runs:
-        assert run.run is not None, "guaranteed where there are several"
-        name = run.run.pipelines()[run.pipeline or 0]
+        name = run.run.pipelines()[run.pipeline]
         texts.append(f"{f'PIPELINE {run.pipeline} {name}'.rstrip()}\n{run.report}\n")
     return texts
 
@@ -136,9 +123,9 @@ def _texts_of_ranks(arguments: argparse.Namespace) -> list[str]:
     from .trace.profile import load_runs
     from .verdict.ranks import on_ranks, slowest_of, waits_of
 
-    if arguments.html is not None or arguments.trace is not None:
-        raise ValueError("--html and --trace are for one file: choose a rank's.")
-    loaders: dict[int | None, dict[int, MeasuredRun]] = {}
+    if arguments.html is not None:
+        raise ValueError("--html is for one file: choose a rank's.")
+    loaders: dict[int, dict[int, MeasuredRun]] = {}
     for path in arguments.db_path:
         for run in load_runs(path, run_id=arguments.run, pipeline=arguments.pipeline):
             own = loaders.setdefault(run.pipeline, {})
@@ -171,20 +158,9 @@ def _drawn(arguments: argparse.Namespace) -> list[Path]:
     )
 
 
-def _merged(arguments: argparse.Namespace) -> list[object]:
+def _merged(arguments: argparse.Namespace) -> list[Path]:
     from . import merge_ranks, merge_with_torch
-    from .trace.trace_file import profiles_of, read, report_in
 
-    traces, torch, output = arguments.traces, arguments.torch, arguments.output
-    if output is None:
-        if torch:
-            raise ValueError("--torch merges two traces into a file: name it with -o.")
-        if len(traces) > 1:
-            raise ValueError("several traces are merged into a file: name it with -o.")
-        (path,) = traces
-        return ["\n\n".join(str(report_in(each, path)) for each in profiles_of(read(path), path))]
-    if torch is None:
-        merge_ranks(traces, output)
-    else:
-        merge_with_torch(traces, torch, output)
-    return [output]
+    if arguments.torch is None:
+        return [merge_ranks(arguments.traces, arguments.output)]
+    return [merge_with_torch(arguments.traces, arguments.torch, arguments.output)]

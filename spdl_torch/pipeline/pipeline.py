@@ -47,9 +47,7 @@ class Pipeline(Generic[T]):
         recorder: FlightRecorder | None = None,
     ) -> None:
         options = options or BuildOptions()
-        if recorder is None:
-            recorder = FlightRecorder("Pipeline", enabled=options.stats)
-            recorder.belongs_to(self)
+        recorder = recorder or FlightRecorder("Pipeline", enabled=options.stats)
         self._run = Run(spec, options, recorder)
         # The run knows nothing of this object, so its threads do not keep it alive; they keep the
         # run alive, which needs no end before they start or when they have ended.

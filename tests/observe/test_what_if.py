@@ -12,7 +12,7 @@ from _loader_in_numbers import Loader, report_of
 from _readings import html_in_notebook, pipeline_stats, shown
 
 from spdl_torch import DataLoader
-from spdl_torch.observe import Report, make_report
+from spdl_torch.observe import make_report
 from spdl_torch.observe.verdict.model import Question
 
 MS = 1e-3
@@ -179,9 +179,9 @@ def test_question_in_words():
 
 
 def test_report_shows_predictions_everywhere():
-    """In the text, the page and the JSON; a copy of the report has them."""
+    """In the text, the page and the JSON."""
     report = simulated(num_workers=2, num_cores=8, waits=2 * MS)
-    more, faster, cache = report.predictions
+    more, *_ = report.predictions
     settings = [each.setting for each in report.predictions]
     assert settings == ["4 workers", "reads 2x as fast", "a cache"]
     assert more.gain == pytest.approx(1.05, abs=0.1)
@@ -192,8 +192,6 @@ def test_report_shows_predictions_everywhere():
     assert listed[0]["gain"] == more.gain
     page = html_in_notebook(report)
     assert all(each.setting in page for each in report.predictions)
-    again = Report.from_dict(json.loads(json.dumps(report.as_dict())))
-    assert again.predictions == (more, faster, cache)
 
 
 @pytest.mark.parametrize(("sampling", "limit"), [(0.6, "the sampler"), (0.01, "the trainer")])

@@ -144,7 +144,6 @@ class Crew(Backend):
     def _new_epoch(self, key: StreamKey, workers: Sequence[WorkerState]) -> Epoch:
         spec, stage = self._spec, self._stage
         recorder = FlightRecorder("DataLoader", spec.pipeline_number, enabled=spec.stats)
-        recorder.belongs_to(self.stats)
         results = outlet = self._new_results(recorder)
         recorder.add_queue(1, "batches", spec.max_outstanding)
         if stage is not None:

@@ -178,7 +178,6 @@ class InlineStats(EpochStats):
         super().__init__(stage)
         self.counts = WorkerCounts(1, dataset)
         self.recorder = recorder
-        recorder.belongs_to(self)
         self.consumer = recorder.new_consumer_ring(0)
         """The ring in which the thread's waits are recorded."""
         self._thread = threading.get_native_id()

@@ -16,7 +16,6 @@ from typing import Any, TypeAlias, TypedDict
 from ...engine.statistics import TaskPerfStats
 from ...scopes import scope
 from ...shown_text import printable_line
-from ...whole_files import starts_like_json
 from .entries import EventLogEntry
 
 _SCHEMA = Path(__file__).with_name("schema.sql")
@@ -26,7 +25,7 @@ SCHEMA_VERSION = 2
 _APPLICATION_ID = 0x5350444C  # "SPDL": marks our files for `file` and for us
 
 _WRITERS = "recording or SQLiteStatsWriter"
-_OTHER_FILE = f"Give a file that {_WRITERS} wrote."
+_OTHER_FILE = f"Give a file that {_WRITERS} wrote; ui.perfetto.dev opens a trace."
 
 _NOT_OURS = (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
 """What values raise that the writer does not write so."""
@@ -175,8 +174,6 @@ def _check_is_ours(
     except (sqlite3.Error, UnicodeDecodeError) as error:
         if getattr(error, "sqlite_errorcode", None) in _BUSY:
             raise
-        if remedy == _OTHER_FILE and starts_like_json(path):
-            remedy += " If it is a trace, report and trace show what is in it."
         raise ValueError(f"{path} is not a statistics file: {error}. {remedy}") from error
     if num_objects and application != _APPLICATION_ID:
         raise ValueError(

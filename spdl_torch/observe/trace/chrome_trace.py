@@ -26,7 +26,6 @@ from ...engine.timeline import Outcome, TwoClocks
 
 if TYPE_CHECKING:
     from ...engine.timeline import Row, Timeline, Turn
-    from ..verdict.report import Report
 
 OURS: Final = "spdlTorch"
 """The key of the part of a trace that only we read."""
@@ -102,12 +101,11 @@ def nanoseconds(microseconds: float) -> int:
 
 def chrome_trace(
     timelines: Sequence[Timeline],
-    report: Report,
+    program: Program | None = None,
     *,
     rank: int,
-    last_seconds: float | None,
-    max_events: int,
-    program: Program | None = None,
+    last_seconds: float | None = None,
+    max_events: int = 200_000,
 ) -> dict[str, Any]:
     """Return a trace as :meth:`Profile.write_trace` writes it; ``timelines``: of one process."""
     program, timelines = program or Program(), sorted(timelines, key=_start_of)
@@ -146,7 +144,6 @@ def chrome_trace(
         "pids": [each.pid for each in shown],
         "num_lost": sum(row.num_lost for each in timelines for row in each.rows),
         "num_left_out": num_left_out,
-        "report": report.as_dict(),
     }
     return {
         "schemaVersion": 1,

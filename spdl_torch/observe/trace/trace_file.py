@@ -14,15 +14,13 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from ...shown_text import printable_content
-from ...whole_files import starts_like_json, whole_file
+from ...whole_files import whole_file
 from ..store.file import check_exists, damaged
-from ..verdict.report import Report, part_of
 from .chrome_trace import FIRST_ID, OURS, microseconds, nanoseconds
 
 Trace = dict[str, Any]
 
-SQLITE = b"SQLite format 3\x00"
+_SQLITE = b"SQLite format 3\x00"
 """The start of a file of SQLite's, such as a statistics file."""
 _GZIP = b"\x1f\x8b"
 _OTHER_COMPRESSIONS = (".bz2", ".xz", ".zip", ".zst")
@@ -78,7 +76,7 @@ def read(path: str | PathLike[str]) -> Trace:
     path = Path(path)
     check_exists(path, "trace", "Profile.write_trace or tracing")
     content = path.read_bytes()
-    if content.startswith(SQLITE):
+    if content.startswith(_SQLITE):
         raise ValueError(
             f"{path}: a statistics file, not a trace. Read it with python -m spdl_torch report."
         )
@@ -106,18 +104,7 @@ def profiles_of(trace: Trace, where: object) -> list[dict[str, Any]]:
             "Use the release that wrote it, or a later one."
         )
     profiles: list[dict[str, Any]] = block["profiles"]
-    with damaged(f"{where}: its block {OURS!r}"):
-        for profile in profiles:
-            int(profile["rank"]), list(map(int, profile["pids"]))
     return profiles
-
-
-def report_in(profile: dict[str, Any], where: object) -> Report:
-    """Return the report of one of :func:`profiles_of`."""
-    with damaged(where):
-        report = Report.from_dict(printable_content(profile["report"]))
-        str(report), part_of(report)  # its values are looked at only when it is shown
-        return report
 
 
 def merge_with_torch(
@@ -140,38 +127,26 @@ def merge_with_torch(
             f"{torch_trace}: has rows of ours already. Merge with the file that torch wrote."
         )
     merged = {**theirs, "traceEvents": [*theirs["traceEvents"]]}
-    _lay_over(merged, ours, {})
+    _lay_over(merged, ours)
     write(output, merged)
     return output
 
 
 def merge_ranks(
-    traces: str | PathLike[str] | Iterable[str | PathLike[str]],
-    output: str | PathLike[str],
-    *,
-    offsets: Mapping[int, float] | None = None,
+    traces: str | PathLike[str] | Iterable[str | PathLike[str]], output: str | PathLike[str]
 ) -> Path:
     """Merge traces of several processes, on one clock; return the path written.
 
-    traces: files that ``Profile.write_trace`` wrote, one or more for each rank; or a folder, all
-        such files in it (but no merged ones and none of other programs). Rows that
-        came from torch are left out.
+    traces: written by ``Profile.write_trace`` or :func:`tracing`, one or more for each rank. Rows
+        that came from torch are left out.
     output: of any name, gzipped where it ends in ``.gz``.
-    offsets: seconds to add to the times of ranks whose machines have another clock.
-    Raises: FileNotFoundError; ValueError: not such a trace, none at all, an output that cannot be,
-        or an offset for a rank that is not there.
+    Raises: FileNotFoundError; ValueError: not such a trace, none at all, or an output that cannot
+        be.
     """
-    output = path_to_write(output)
-    loaded, offsets = _traces_in(traces), dict(offsets or {})
-    ranks = {profile["rank"] for path, one in loaded for profile in profiles_of(one, path)}
-    if unknown := sorted(offsets.keys() - ranks):
-        raise ValueError(
-            f"merge_ranks: offsets are given for ranks {unknown}, and the traces are of "
-            f"ranks {sorted(ranks)}."
-        )
+    output, loaded = path_to_write(output), _traces_in(traces)
     base = min(one[_BASE] for _, one in loaded)
     merged: Trace = {"schemaVersion": 1, "displayTimeUnit": "ms", _BASE: base, "traceEvents": []}
-    _lay_over(merged, loaded, offsets)
+    _lay_over(merged, loaded)
     merged["traceEvents"].sort(key=lambda event: event.get("ts", float("-inf")))
     write(output, merged)
     return output
@@ -180,37 +155,16 @@ def merge_ranks(
 def _traces_in(
     traces: str | PathLike[str] | Iterable[str | PathLike[str]],
 ) -> list[tuple[Path, Trace]]:
-    """Return the traces in a file or a folder, or in several."""
-    paths = [Path(traces)] if isinstance(traces, str | PathLike) else [*map(Path, traces)]
-    loaded = [each for path in paths for each in _loaded(path)]
+    """Return the traces in a file, or in several."""
+    paths = [traces] if isinstance(traces, str | PathLike) else traces
+    loaded = [(Path(path), read(path)) for path in paths]
     if not loaded:
-        where = ", ".join(map(str, paths)) or "merge_ranks"
-        raise ValueError(f"{where}: there is no trace in it that Profile.write_trace wrote.")
+        raise ValueError("there is no trace to merge: no file was given.")
     return loaded
 
 
-def _loaded(path: Path) -> Iterator[tuple[Path, Trace]]:
-    """Yield the trace in a file, or those of ours in a folder."""
-    if not path.is_dir():
-        yield path, read(path)
-        return
-    for each in sorted(path.iterdir()):
-        if each.name.startswith(".") or not each.is_file() or not starts_like_json(each):
-            continue
-        try:
-            trace = read(each)
-        except ValueError:
-            continue  # another program's
-        # The parts of a merged file usually lie beside it.
-        if OURS in trace and len(profiles_of(trace, each)) == 1:
-            yield each, trace
-
-
-def _lay_over(
-    merged: Trace, loaded: Iterable[tuple[Path, Trace]], offsets: Mapping[int, float]
-) -> None:
-    """Add our rows of traces, with ids that nothing else has. ``offsets``: seconds to add to the
-    times of a rank."""
+def _lay_over(merged: Trace, loaded: Iterable[tuple[Path, Trace]]) -> None:
+    """Add our rows of traces, with ids that nothing else has."""
     known = merged.setdefault(OURS, {"formatVersion": 1, "profiles": []})["profiles"]
     events = merged["traceEvents"]
     # torch's events are kept as they are, whatever they are.
@@ -219,17 +173,16 @@ def _lay_over(
     ids = (number for number in itertools.count(FIRST_ID) if str(number) not in theirs)
     for path, trace in loaded:
         numbers: dict[int, int] = defaultdict(ids.__next__)  # new ones by those in the file
-        shifts: dict[int, int] = {}
-        profiles = profiles_of(trace, path)
+        profiles, shift_ns = profiles_of(trace, path), trace[_BASE] - merged[_BASE]
         with damaged(path):
+            pids = {pid for profile in profiles for pid in profile["pids"]}
             for profile in profiles:
-                shift_ns = round(offsets.get(profile["rank"], 0.0) * 1e9)
-                shift_ns += trace[_BASE] - merged[_BASE]
-                shifts |= dict.fromkeys(profile["pids"], shift_ns)
                 known.append({**profile, "pids": [numbers[pid] for pid in profile["pids"]]})
-            for event in trace["traceEvents"]:
-                if event.get("pid") in shifts:
-                    events.append(_moved(event, numbers, shifts[event["pid"]]))
+            events += [
+                _moved(event, numbers, shift_ns)
+                for event in trace["traceEvents"]
+                if event.get("pid") in pids
+            ]
 
 
 def _moved(event: dict[str, Any], numbers: Mapping[int, int], shift_ns: int) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 """Trace a block of code with what the program adds of its own, or the last seconds when something
-goes wrong; and build profiles from the records of this process's runs.
+goes wrong; and make the profile of a run.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ from statistics import median
 from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING
 
+from ...checks import check_whole
 from ...engine.recorder import FlightRecorder, Level, RecordingSession, live_recorders
 from ...engine.stacks import describe_busy
-from ...engine.statistics import PipelineStats
 from ...engine.threads import repeating
 from ...machine.probes import join_probing, start_probing, stop_probing
 from ...scopes import scope
-from ..store.following import report_of
-from ..verdict.report import Report, make_report, with_remarks
-from .chrome_trace import Count, Program, Span
+from ..verdict.report import Report, make_report
+from .chrome_trace import Count, Program, Span, chrome_trace
 from .profile import Profile
 from .trace_file import path_to_write, write
 
@@ -125,6 +124,7 @@ def tracing(
         return
     if level not in ("item", "batch"):
         raise ValueError(f'tracing: level must be "item" or "batch", got {level!r}.')
+    check_whole("tracing", max_events=max_events)
     if not isinstance(path, int):
         path = path_to_write(path)
     session, log = RecordingSession(level), _ProgramLog()
@@ -141,11 +141,13 @@ def tracing(
         program = Program(process_name, tuple(log.spans.copy()), tuple(log.counts.copy()))
         recorders = session.end()
         try:
-            profile = profile_of(recorders, since_ns=session.began_ns, program=program)
-            if isinstance(path, Path) and not (profile.timelines or program):
+            timelines = _timelines_of(recorders, session.began_ns)
+            if isinstance(path, Path) and not (timelines or program):
                 _logger.warning("tracing: nothing was loaded, so %s was not written", path)
             else:
-                write(path, profile._as_trace(None, max_events))
+                rank = rank_of_process()
+                trace = chrome_trace(timelines, program, rank=rank, max_events=max_events)
+                write(path, trace)
                 _logger.info("tracing: trace written to %s", path)
         except Exception as error:
             if not is_failing:
@@ -205,10 +207,11 @@ class Watch:
         """Write a trace. A failure to write is logged, never raised."""
         self.num_written += 1
         date = time.strftime("%Y%m%d-%H%M%S")
-        name = f"{why}-rank{rank_of_process()}-{date}-{self.num_written}.json.gz"
+        rank = rank_of_process()
+        path = self.folder / f"{why}-rank{rank}-{date}-{self.num_written}.json.gz"
         try:
-            profile = profile_of(live_recorders())
-            path = profile.write_trace(self.folder / name, last_seconds=self.last_seconds)
+            timelines = _timelines_of(live_recorders())
+            write(path, chrome_trace(timelines, rank=rank, last_seconds=self.last_seconds))
         except (OSError, ValueError) as error:
             _logger.warning("flight_recorder: no trace for %s: %s", why, error)
         else:
@@ -238,13 +241,9 @@ class Watch:
 # --- profiles ------------------------------------------------------------------------------------
 
 
-def profile_of(
-    recorders: Sequence[FlightRecorder], *, since_ns: int = 0, program: Program | None = None
-) -> Profile:
-    """Return what several runs recorded since then, with the report of the one that went on
-    longest; it says of which of several it is."""
+def _timelines_of(recorders: Sequence[FlightRecorder], since_ns: int = 0) -> list[Timeline]:
+    """Return what several runs recorded since then."""
     shown: list[Timeline] = []
-    report, longest = _NOTHING, None
     collections: set[int] = set()
     for recorder in recorders:
         timeline = recorder.timeline(since_ns)
@@ -254,18 +253,7 @@ def profile_of(
         own = [i for i in timeline.instants if i.name != "gc" or i.time_ns not in collections]
         collections.update(i.time_ns for i in own if i.name == "gc")
         shown.append(timeline._replace(instants=tuple(own)))
-        owner = recorder.owner
-        found = (None if owner is None else report_of(owner)) or _NOTHING
-        if longest is None or found.stats.elapsed > report.stats.elapsed:
-            report, longest = found, timeline
-    num_pipelines = len({timeline.pipeline_number for timeline in shown})
-    if longest is not None and num_pipelines > 1:  # epochs of one loader share its number
-        report = with_remarks(
-            report,
-            f"This report is of {longest.pipeline} {longest.pipeline_number} alone, which ran "
-            f"longest of the {num_pipelines} that the trace shows.",
-        )
-    return Profile(report, tuple(shown), rank=rank_of_process(), _program=program)
+    return shown
 
 
 def profile_of_run(report: Report, timeline: Timeline | None, cached_step: float | None) -> Profile:
@@ -292,9 +280,6 @@ def against_cached_steps(report: Report, step: float | None, cached: float | Non
         return report
     probes = replace(report.probes, step_slowdown=step / cached - 1)
     return make_report(report.stats, probes, pooled=report.pooled)
-
-
-_NOTHING = make_report(PipelineStats(0, 0, ()))
 
 
 def rank_of_process() -> int:

@@ -7,12 +7,11 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ...engine.statistics import PipelineStats
 from ...machine.readings import Probes, probes_over
 from ...shown_text import percent, printable, shown_rate, shown_seconds, wrapped
 from ..page.page import html_of, write_page
@@ -22,7 +21,7 @@ from .placement import Placement, lines_of, moves
 from .verdict import Verdict, judge
 
 if TYPE_CHECKING:
-    from ...engine.statistics import StageStats
+    from ...engine.statistics import PipelineStats, StageStats
     from .model import Prediction
 
 _WORTH_SAYING = 0.1
@@ -128,42 +127,17 @@ class Report:
     def as_json(self) -> str:
         """Return ``verdict``, ``stats``, ``probes``, ``placements`` and ``predictions`` for
         programs; null = not measured, or not known."""
-        content = self.as_dict()
-        del content["pooled"], content["totals"]
-        content["predictions"] = [{**asdict(each), "gain": each.gain} for each in self.predictions]
-        return json.dumps(content, allow_nan=False)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return everything in JSON's types; :meth:`from_dict` turns it into a report again."""
         verdict = {**asdict(self.verdict), "cause": self.verdict.cause.value}
         if not math.isfinite(self.verdict.gain):
             verdict["gain"] = None
-        verdict["remarks"] = list(self.verdict.remarks)
-        return {
+        content = {
             "verdict": verdict,
             "stats": _derived(self.stats),
-            "totals": self.stats.as_dict(),
             "probes": asdict(self.probes),
-            "pooled": list(self.pooled),
             "placements": [asdict(placement) for placement in self.placements],
+            "predictions": [{**asdict(each), "gain": each.gain} for each in self.predictions],
         }
-
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Self:
-        """Return the report from the result of its :meth:`as_dict`.
-
-        Raises: KeyError, TypeError, ValueError: it has other keys or values.
-        """
-        verdict = content["verdict"]
-        gain = math.inf if verdict["gain"] is None else verdict["gain"]
-        read = {"cause": Cause(verdict["cause"]), "remarks": tuple(verdict["remarks"])}
-        return cls(
-            verdict=Verdict(**{**verdict, **read, "gain": gain}),
-            stats=PipelineStats.from_dict(content["totals"]),
-            probes=Probes(**content["probes"]),
-            pooled=tuple(content["pooled"]),
-            placements=tuple(Placement(**each) for each in content["placements"]),
-        )
+        return json.dumps(content, allow_nan=False)
 
     def _note_on(self, stage: StageStats) -> str:
         if stage.name == self.verdict.stage:
