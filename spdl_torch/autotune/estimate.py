@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-import sys
 from collections import Counter
-from collections.abc import (
-    AsyncIterable,
-    Callable,
-    Collection,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-    Set,
-)
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ..engine.ops import OpKind
@@ -23,30 +13,11 @@ from ..objects.generator_states import generators_kept
 if TYPE_CHECKING:
     from ..engine.definition import PipelineSpec, StageSpec
 
-    _Size = tuple[int | None, str]
-    """None = not known; how it was measured, or why it could not be."""
     _Plan = Callable[[int, int], tuple[int, dict[str, Any]]]
-    """From threads and most room of a buffer to the elements in flight and the settings."""
-
-WHERE = "PerfParams.estimate"
+    """From threads and the room of a buffer to the elements in flight and the settings."""
 
 _NUMBER_BYTES = 8  # as a tensor: int64 or float64
 _NUM_SAMPLES = 3
-_SPENT = "is an iterator, which runs once"
-
-_CHEAP_ROOM_BYTES = 16 * 2**20
-"""The total size up to which more elements may wait than the threads need: where they come
-quickly, waking a thread for each one costs more than their memory."""
-
-CHEAP_ROOM = 64
-"""The room from which more gains nothing; see ``python examples/bench engine``."""
-
-
-def shown_bytes(number: int | None) -> str:
-    """Format as ``602,112 bytes`` or ``1,234.5 MiB``, always with an exact unit."""
-    if number is None:
-        return "not known"
-    return f"{number:,} bytes" if number < 10 * 2**20 else f"{number / 2**20:,.1f} MiB"
 
 
 def plan_of_loader(batch_size: int) -> _Plan:
@@ -61,35 +32,27 @@ def plan_of_loader(batch_size: int) -> _Plan:
     return plan
 
 
-def plan_of_pipeline(spec: PipelineSpec[Any], size: int | None, keep: Collection[str]) -> _Plan:
-    """Return what threads and room amount to in a pipeline, whose elements have this size."""
+def plan_of_pipeline(spec: PipelineSpec[Any]) -> _Plan:
+    """Return what the threads of each stage and the room after it amount to in a pipeline."""
     stages = spec.pipes
     names = Counter(stage.name for stage in stages)  # settings go by name
-    if missing := sorted(set(keep) - names.keys()):
-        raise ValueError(
-            f"{WHERE}: keep must name stages of the pipeline, got {missing[0]!r}. It has "
-            f"{', '.join(map(repr, names)) or 'none'}."
-        )
-    free = {s.name for s in stages if may_run_at_once(s) and names[s.name] == 1} - set(keep)
+    free = {s.name for s in stages if may_run_at_once(s) and names[s.name] == 1}
+    # Stages that were given their threads keep them; the others share the cores.
+    others = [s for s in stages if s.name not in free and s.executor is None and not s.is_async]
+    given = sum(stage.concurrency for stage in others)
     lengths = _lengths(stages)
 
-    def plan(threads: int, most: int) -> tuple[int, dict[str, Any]]:
-        widths = [threads if s.name in free else s.concurrency for s in stages]
-        buffer_size: dict[str, int] = {}
+    def plan(threads: int, room: int) -> tuple[int, dict[str, Any]]:
         num_elements = (lengths[-1] if lengths else 1) * (spec.sink.buffer_size + 1)
-        for number, (stage, width, length) in enumerate(zip(stages, widths, lengths, strict=True)):
-            cheap = 0 if size is None else _CHEAP_ROOM_BYTES // max(1, size * length)
-            wanted = max(2 * max(1, *widths[number : number + 2]), min(CHEAP_ROOM, cheap))
-            room = stage.buffer_size or min(wanted, most)
-            num_elements += length * (2 * width + room)  # each thread has an item and its result
-            if stage.buffer_size is None:  # stages that share a name get the smallest
-                buffer_size[stage.name] = min(room, buffer_size.get(stage.name, room))
-        concurrency = {s.name: threads for s in stages if s.name in free}
-        settings: dict[str, Any] = {"concurrency": concurrency, "buffer_size": buffer_size}
-        if concurrency:
-            # Stages that were given their threads keep them; the others share the cores.
-            others = [s for s in stages if s.name not in free and s.executor is None]
-            given = sum(stage.concurrency for stage in others if not stage.is_async)
+        for stage, length in zip(stages, lengths, strict=True):
+            width = threads if stage.name in free else stage.concurrency
+            # Each thread has an item and its result.
+            num_elements += length * (2 * width + (stage.buffer_size or room))
+        settings: dict[str, Any] = {
+            "concurrency": {s.name: threads for s in stages if s.name in free},
+            "buffer_size": {s.name: room for s in stages if s.buffer_size is None},
+        }
+        if free:
             settings["num_threads"] = threads + given
         return num_elements, settings
 
@@ -116,39 +79,76 @@ def may_run_at_once(stage: StageSpec) -> bool:
 
 def dataset_of(target: Any, batch_size: int | None) -> tuple[Any, int]:
     """Return the dataset, and the number of samples that a worker makes at a time."""
-    data = sys.modules.get("torch.utils.data")
-    if data is not None and isinstance(target, data.DataLoader):
-        # A batch sampler hides the size of its batches from the loader.
-        of_loader = target.batch_size or getattr(target.batch_sampler, "batch_size", None)
-        return target.dataset, batch_size or of_loader or 1
-    ours = sys.modules.get("spdl_torch.data.dataset")
-    given = ""
-    if ours is not None and isinstance(target, ours.PipelineDataset):
-        given = "a PipelineDataset. Pass the builder that it is made of, and then apply()"
-    elif not hasattr(target, "__getitem__") and not hasattr(target, "__iter__"):
-        given = type(target).__name__
-    if given:
-        raise TypeError(
-            f"{WHERE}: target must be a dataset, a DataLoader or a PipelineBuilder, got {given}."
-        )
-    return target, batch_size or 1
+    from torch.utils.data import DataLoader
+
+    if not isinstance(target, DataLoader):
+        return target, batch_size or 1
+    # A batch sampler hides the size of its batches from the loader.
+    of_loader = target.batch_size or getattr(target.batch_sampler, "batch_size", None)
+    return target.dataset, batch_size or of_loader or 1
 
 
-class _Uncounted(Exception):
-    """An object whose size is unknown."""
+def samples_of(dataset: Any) -> Iterator[Any]:
+    """Yield samples spread evenly over a dataset with indices, else its first ones."""
+    from torch.utils.data import IterableDataset
+
+    is_indexed = hasattr(dataset, "__getitem__") and not isinstance(dataset, IterableDataset)
+    try:
+        length = len(dataset) if is_indexed else None
+    except TypeError:  # tar shards without an index, or no len at all
+        length = None
+    if length is None:
+        yield from _first_of(dataset)
+        return
+    for place in range(0, length, -(-length // _NUM_SAMPLES) or 1):
+        yield dataset[place]
+
+
+def forms_of(spec: PipelineSpec[Any]) -> Iterator[Any]:
+    """Yield the source's first items, and what the stages before the first aggregate, process or
+    coroutine make of each.
+    """
+    for item in _first_of(spec.src.source):
+        form = item
+        yield form
+        for stage in spec.pipes:
+            if stage.kind is not OpKind.FUNCTION or stage.executor is not None:
+                break
+            form = stage.op(form)
+            if form is None:
+                break  # dropped
+            yield form
+
+
+def _first_of(source: Any) -> Iterator[Any]:
+    if isinstance(source, Iterator):  # they would be missing later
+        raise TypeError(f"a {type(source).__name__} is an iterator, which runs once")
+    return islice(source, _NUM_SAMPLES)
+
+
+def size_of_largest(samples: Iterable[Any]) -> tuple[int | None, str]:
+    """Return the bytes of the largest sample; or None, and why they are not known."""
+    try:
+        with generators_kept():
+            sizes = [_nbytes(each) for each in samples]
+    except Exception as error:  # the user's own: if it matters, training will raise it
+        return None, f"{type(error).__name__}: {error}"
+    return (max(sizes), "") if sizes else (None, "there is no sample")
 
 
 def nbytes_of(element: Any) -> int | None:
-    """Return the bytes of tensors, arrays, images, buffers, strings and numbers in nested
-    containers; None = there is something else among them.
+    """Return the bytes of tensors, arrays, buffers, strings and numbers in nested containers;
+    None = there is something else among them.
     """
     try:
-        return _nbytes(element, frozenset())
-    except _Uncounted:
+        return _nbytes(element)
+    except TypeError:
         return None
 
 
-def _nbytes(element: Any, above: frozenset[int]) -> int:
+def _nbytes(element: Any) -> int:
+    if element is None:
+        return 0
     if isinstance(element, int | float | complex):
         return _NUMBER_BYTES
     if isinstance(element, str | bytes | bytearray):
@@ -156,78 +156,8 @@ def _nbytes(element: Any, above: frozenset[int]) -> int:
     nbytes = getattr(element, "nbytes", None)  # tensors, arrays, NumPy scalars, memoryviews
     if isinstance(nbytes, int):
         return nbytes
-    if callable(getattr(element, "getbands", None)):  # Pillow's images
-        return int(element.width * element.height * len(element.getbands()))
-    if element is None or id(element) in above:
-        return 0  # the latter contains itself
-    members: Iterable[Any]
     if isinstance(element, Mapping):
-        members = element.values()
-    elif isinstance(element, Sequence | Set):
-        members = element
-    elif dataclasses.is_dataclass(element) and not isinstance(element, type):
-        members = [getattr(element, field.name) for field in dataclasses.fields(element)]
-    else:
-        raise _Uncounted(type(element).__name__)
-    return sum(_nbytes(member, above | {id(element)}) for member in members)
-
-
-def size_in_dataset(dataset: Any) -> _Size:
-    """Measure samples spread evenly over a dataset with indices, else its first ones."""
-    if isinstance(dataset, Iterator):
-        return None, f"the dataset, a {type(dataset).__name__}, {_SPENT}"
-    data = sys.modules.get("torch.utils.data")
-    is_stream = data is not None and isinstance(dataset, data.IterableDataset)
-    try:
-        length = None if is_stream or not hasattr(dataset, "__getitem__") else len(dataset)
-    except TypeError:  # tar shards without an index, or no len at all
-        length = None
-    with generators_kept():
-        if length is None:
-            items = iter(dataset)
-            return _largest_of(lambda _: next(items), range(_NUM_SAMPLES))
-        places = {length * number // _NUM_SAMPLES for number in range(_NUM_SAMPLES)}
-        return _largest_of(dataset.__getitem__, sorted(n for n in places if n < length))
-
-
-def size_in_pipeline(spec: PipelineSpec[Any]) -> _Size:
-    """Measure the largest form of the source's first items before the first aggregate, process or
-    coroutine: an item itself, or the output of a stage.
-    """
-    source = spec.src.source
-    if isinstance(source, Iterator | AsyncIterable):
-        why = "is asynchronous" if isinstance(source, AsyncIterable) else _SPENT
-        return None, f"the source, a {type(source).__name__}, {why}"
-    items = iter(source)
-
-    def largest_form(_: int) -> Any:
-        form = largest = next(items)
-        for stage in spec.pipes:
-            if stage.kind is not OpKind.FUNCTION or stage.executor is not None:
-                break
-            output = stage.op(form)
-            if output is None:
-                break  # dropped
-            form = output
-            largest = max(largest, form, key=lambda each: nbytes_of(each) or 0)
-        # One of unknown size may be the largest.
-        return form if nbytes_of(form) is None else largest
-
-    with generators_kept():
-        return _largest_of(largest_form, range(_NUM_SAMPLES))
-
-
-def _largest_of(load: Callable[[int], Any], places: Iterable[int]) -> _Size:
-    """Load samples on the calling thread, up to the first StopIteration."""
-    sizes: list[int] = []
-    why_not = "there is no sample"
-    for place in places:
-        try:
-            sizes.append(_nbytes(load(place), frozenset()))
-        except StopIteration:
-            break
-        except _Uncounted as unknown:
-            return None, f"a sample has a {unknown} in it, whose size is not known"
-        except Exception as error:  # the user's own: if it matters, training will raise it
-            why_not = f"no sample could be loaded ({type(error).__name__}: {error})"
-    return (max(sizes), f"the largest of {len(sizes)} samples") if sizes else (None, why_not)
+        element = element.values()
+    elif not isinstance(element, Sequence):
+        raise TypeError(f"the size of a {type(element).__name__} is not known")
+    return sum(map(_nbytes, element))

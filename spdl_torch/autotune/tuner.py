@@ -1,13 +1,9 @@
 """The tuner: turns windows of a run into changes of its stages' concurrency, without
 a thread of its own.
 
-One plan at a time is on trial: the window after it shows whether the consumer got faster, by more
-than the noise. If not, it is undone and the stage is left alone, for a reason that is logged.
-
-A stage that spends ``D`` thread-seconds on one item of the consumer's passes on at most ``c / D``
-items a second on ``c`` threads (Little's law). So a plan gives the slowest stage one more thread
-until all stages pass on the rate that is aimed at. Of two equally slow stages one alone would gain
-nothing: such a plan raises both.
+The busiest stage gets half as many threads more. The window after that shows whether the consumer
+got faster, by more than the noise. If not, the step is undone and the stage is left alone, for a
+reason that is logged.
 """
 
 from __future__ import annotations
@@ -15,7 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -40,9 +36,8 @@ _NEAR = 0.1
 _LEAST_HEADROOM = 1.03
 """The CPU headroom below which the cores count as used up."""
 
-_AIM, _SLACK = 1.5, 1.2
-"""A plan aims at so many times the present rate, and at most at so many times what the consumer
-takes when it does not wait, because task times vary."""
+_STEP = 1.5
+"""The factor of a stage's threads in a step."""
 
 _LEAST_GAIN = 0.02
 _NOISY = 0.05
@@ -92,12 +87,6 @@ class Window:
     def own_seconds(self) -> float:
         """The time in which the consumer did not wait."""
         return (self.stats.elapsed_ns - self.stats.waited_ns) / 1e9
-
-    @property
-    def wanted_rate(self) -> float:
-        """Items a second if the consumer never waited: from its own time per item."""
-        own = self.own_seconds
-        return self.num_items / own if own > 0 else math.inf
 
     @property
     def free(self) -> dict[str, StageStats]:
@@ -169,13 +158,15 @@ class Decision:
         return f"{self.stage}: {self.from_count} -> {self.to_count}, {rates}: {self.reason}"
 
 
+_Change = tuple[str, int]
+"""A stage and its new concurrency."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    bottleneck: str
-    """The stage that was the busiest."""
+    stage: str
+    """The stage that got more threads."""
     before: Window
-    counts: dict[str, int]
-    """The stages that got more threads, and how many they have."""
     windows: list[Window] = field(default_factory=list)
 
 
@@ -200,39 +191,39 @@ class Tuner:
         """Whether nothing is left to gain; the tuner then watches for changes."""
         return self._resting is not None
 
-    def step(self, window: Window) -> tuple[dict[str, int], list[Decision]]:
-        """Return what to do after a window without a change: new concurrency by stage; and the
-        decisions about earlier steps, or the reason why there is no step."""
+    def step(self, window: Window) -> tuple[_Change | None, list[Decision]]:
+        """Return what to do after a window without a change: a stage and its new concurrency, or
+        None; and the decisions about earlier steps, or the reason why there is no step."""
         self._decisions = []
-        counts: dict[str, int] = {}
+        change: _Change | None = None
         if self._warm_up:
             self._warm_up -= 1
         elif window.num_items:
             if self._trial is not None:
-                counts = self._judge(self._trial, window)
+                change = self._judge(self._trial, window)
             elif self._resting is not None:
-                counts = self._rest(*self._resting, window)
+                change = self._rest(*self._resting, window)
             else:
-                counts = self._propose(window)
-        return counts, self._decisions
+                change = self._propose(window)
+        return change, self._decisions
 
-    def _propose(self, window: Window) -> dict[str, int]:
+    def _propose(self, window: Window) -> _Change | None:
         bottleneck, why = self._bottleneck(window)
         if bottleneck:
-            counts, why = self._more_threads(window, bottleneck)
-            if counts:
+            count, why = self._more_threads(window, bottleneck)
+            if not why:
                 self._num_alike = 0
-                self._trial = _Trial(bottleneck, window, counts)
-                return counts
+                self._trial = _Trial(bottleneck, window)
+                return bottleneck, count
             self._frozen[bottleneck] = why
         self._num_alike += 1
         # Stages that are left alone stay so; how busy the others are may be chance.
         if why in ("consumer", "source") and self._num_alike < _ALIKE_WINDOWS:
-            return {}
+            return None
         self._num_alike = 0
         self._resting = window, why
         self._decide_nothing(window, window.rate, why)
-        return {}
+        return None
 
     def _bottleneck(self, window: Window) -> tuple[str, str]:
         """Return the stage that holds the others back and may get threads; or "", and why none."""
@@ -248,32 +239,20 @@ class Tuner:
         why = self._frozen.get(busiest.name, "max")
         return max(slow, key=lambda name: slow[name], default=""), why
 
-    def _more_threads(self, window: Window, bottleneck: str) -> tuple[dict[str, int], str]:
-        """Plan threads for the rate that is aimed at; return the counts that change, and the limit
-        that was reached: ``max``, ``cpu``, ``memory`` or "".
-        """
+    def _more_threads(self, window: Window, name: str) -> tuple[int, str]:
+        """Return the stage's threads after a step; and why there is none: ``max``, ``cpu``,
+        ``memory`` or ""."""
         bounds, free = self.bounds, window.free
         used = sum(stage.cpu_ns for stage in window.stats.stages) / window.stats.elapsed_ns
-        headroom = bounds.cores / used if used > bounds.cores * 0.05 else math.inf
-        if headroom < _LEAST_HEADROOM:
-            return {}, "cpu"
-        rate = min(window.rate * min(_AIM, headroom), window.wanted_rate * _SLACK)
-        before = {name: stage.concurrency for name, stage in free.items()}
-        demands = {n: stage.busy_ns / 1e9 / window.num_items for n, stage in free.items()}
-        most, counts, bound = _most_threads(window, bounds), dict(before), ""
-        while True:
-            slowest = min(counts, key=lambda name: _capacity(counts[name], demands[name]))
-            if counts == before:
-                slowest = bottleneck  # add at least one there, whatever the estimate says
-            elif slowest in self._frozen or _capacity(counts[slowest], demands[slowest]) >= rate:
-                break  # threads added elsewhere would only wait for it
-            if sum(counts.values()) >= most:
-                bound = "max" if most >= bounds.threads else "memory"
-                break
-            counts[slowest] += 1
-        return {name: count for name, count in counts.items() if count != before[name]}, bound
+        if used * _LEAST_HEADROOM > bounds.cores:
+            return 0, "cpu"
+        count, most = free[name].concurrency, _most_threads(window, bounds)
+        room = most - sum(stage.concurrency for stage in free.values())
+        if room <= 0:
+            return 0, "max" if most >= bounds.threads else "memory"
+        return min(math.ceil(_STEP * count), count + room), ""
 
-    def _judge(self, trial: _Trial, window: Window) -> dict[str, int]:
+    def _judge(self, trial: _Trial, window: Window) -> _Change | None:
         trial.windows.append(window)
         before, after = trial.before, reduce(Window.and_then, trial.windows)
         gain = after.rate / before.rate - 1
@@ -281,30 +260,22 @@ class Tuner:
         need = max(_LEAST_GAIN, 2 * noise)
         is_unclear = gain < need and (gain >= _LEAST_GAIN or (noise > _NOISY and gain > -need))
         if is_unclear and len(trial.windows) <= _EXTRA_WINDOWS:
-            return {}  # it may have gained: look longer
+            return None  # it may have gained: look longer
         self._trial = None
+        name = trial.stage
+        fewer, more = before.free[name].concurrency, after.free[name].concurrency
         used, limit = after.memory_bytes or 0, self.bounds.memory_bytes
+        rates = before.rate, after.rate
         if limit is not None and used > limit:
             reason = "memory"
         elif gain >= need:
-            self._decide(trial.counts, before, before, after, "gained")
+            self._decisions.append(Decision(name, fewer, more, *rates, "gained"))
             return self._propose(window)
         else:
-            reason = "noise" if is_unclear else _cause_of(after, trial.bottleneck)
-        self._frozen[trial.bottleneck] = reason
-        counts = {name: before.free[name].concurrency for name in trial.counts}
-        self._decide(counts, after, before, after, reason)
-        return counts
-
-    def _decide(
-        self, counts: Mapping[str, int], then: Window, before: Window, after: Window, reason: str
-    ) -> None:
-        """Note the change to these counts from those of a window."""
-        self._decisions += (
-            Decision(name, stage.concurrency, counts[name], before.rate, after.rate, reason)
-            for name, stage in then.free.items()
-            if name in counts
-        )
+            reason = "noise" if is_unclear else _cause_of(after, name)
+        self._frozen[name] = reason
+        self._decisions.append(Decision(name, more, fewer, *rates, reason))
+        return name, fewer
 
     def _decide_nothing(self, window: Window, before: float, reason: str) -> None:
         """Note why nothing changes, for the busiest stage."""
@@ -312,7 +283,7 @@ class Tuner:
         name, count = ("", 0) if busiest is None else (busiest.name, busiest.concurrency)
         self._decisions.append(Decision(name, count, count, before, window.rate, reason))
 
-    def _rest(self, since: Window, reason: str, window: Window) -> dict[str, int]:
+    def _rest(self, since: Window, reason: str, window: Window) -> _Change | None:
         """Look for steps again if the data or the training step has changed."""
         noise = 4 * math.hypot(window.noise, since.noise)
         has_drifted = abs(window.rate / since.rate - 1) > max(_DRIFT, noise)
@@ -320,7 +291,7 @@ class Tuner:
         waits_again = is_waiting and (reason == "consumer" or has_drifted)
         self._num_alike = self._num_alike + 1 if waits_again else 0
         if self._num_alike < _ALIKE_WINDOWS:
-            return {}
+            return None
         self._begin()
         self._decide_nothing(window, since.rate, "drift")
         return self._propose(window)
@@ -331,11 +302,6 @@ def _busy_ratio(stage: StageStats) -> float:
     inside the op, or on the way there, where one may lose its core or the GIL as well.
     """
     return max(stage.busy_ratio, 1.0 - stage.wait_in_ratio - stage.wait_out_ratio)
-
-
-def _capacity(count: int, demand: float) -> float:
-    """Return the items a second that ``count`` threads can pass on."""
-    return count / demand if demand > 0 else math.inf
 
 
 def _most_threads(window: Window, bounds: Bounds) -> int:

@@ -3,19 +3,17 @@ that are tuned while they run."""
 
 from __future__ import annotations
 
-import keyword
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..checks import check_whole
-from ..machine.limits import Limits, limits_given
+from ..machine.limits import Limits
 from ..machine.probes import probe_counters
 from ..machine.readings import probes_between
-from ..observe.store.entries import DECISION_EVENT, EventLogEntry
+from ..observe.store.entries import DECISION_EVENT
 from .tuner import Bounds, Tuner, Window, window_of
 
 if TYPE_CHECKING:
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
     from ..engine.recorder import FlightRecorder
     from ..engine.run import Run
     from ..engine.statistics import PipelineStats
-    from ..observe.store.entries import LogEntry
     from .tuner import Decision
 
 _logger = logging.getLogger("spdl_torch.autotune")
@@ -38,11 +35,8 @@ _LONGEST = 5
 """The factor by which a window may be extended if too few items come."""
 
 
-def check_shares(where: str, /, **shares: float) -> None:
-    """Refuse what is no share."""
-    for name, share in shares.items():
-        if not 0 < share <= 1:
-            raise ValueError(f"{where}: {name} must be a share above 0, at most 1, got {share!r}.")
+_MEMORY_UTIL = 0.7
+"""The share of the memory that is available at the start that items in flight may take."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,34 +45,18 @@ class Tuning:
 
     keep: frozenset[str] = frozenset()
     max_threads: int | None = None
-    cpu_util: float = 1.0
-    memory_util: float = 0.7
-    num_cores: float | None = None
-    memory_bytes: int | None = None
-    local_world_size: int | None = None
     window_seconds: float = 2.0
-    log: Callable[[LogEntry], Any] | None = None
-    write: Callable[[str], object] | None = None
-
-    def __post_init__(self) -> None:
-        where = "PerfParams.auto"
-        check_whole(where, max_threads=self.max_threads, optional=True)
-        check_shares(where, cpu_util=self.cpu_util, memory_util=self.memory_util)
-        if not self.window_seconds > 0:
-            raise ValueError(f"{where}: window_seconds must be > 0, got {self.window_seconds!r}.")
-
-    def limits(self) -> Limits:
-        """Return the limits that the user gave, and the machine's for the others."""
-        return limits_given(self.num_cores, self.memory_bytes, self.local_world_size)
+    """The time between two changes; longer while few items come."""
 
     def bounds(self, *, are_processes: bool = False) -> Bounds:
         """Return the bounds of this rank's part, of threads or of processes."""
-        limits = self.limits()
-        cores, memory = limits.own_cores, limits.own_memory(self.memory_util)
+        limits = Limits.of_this_machine()
+        cores = limits.own_cores
         threads = self.max_threads or max(32, int(8 * cores))  # most may wait for storage
         if are_processes:
             threads = min(threads, max(8, int(2 * cores)))  # each takes memory
-        return Bounds(threads=threads, cores=cores * self.cpu_util, memory_bytes=memory)
+        memory = limits.own_memory(_MEMORY_UTIL)
+        return Bounds(threads=threads, cores=cores, memory_bytes=memory)
 
 
 class Tuned(Protocol):
@@ -100,9 +78,6 @@ class Tuned(Protocol):
     def set_count(self, name: str, count: int) -> None:
         """Change a stage's concurrency."""
 
-    def settings(self) -> str:
-        """Return the present settings as code."""
-
 
 class TuningState:
     """The state of tuning over all runs of one pipeline or loader.
@@ -122,7 +97,6 @@ class TuningState:
         self._decisions: deque[Decision] = deque(maxlen=_MOST_DECISIONS)
         self._last: tuple[PipelineStats, int] | None = None  # with which the next part begins
         self._restart(skip=1)
-        self._told = ""
 
     @property
     def decisions(self) -> list[Decision]:
@@ -146,15 +120,14 @@ class TuningState:
         probes = probes_between(self._probes_before, probe_counters())
         memory = tuned.memory_in_flight()
         window = window_of(self._parts, tunable=tuned.tunable, probes=probes, memory_bytes=memory)
-        counts, decisions = self.tuner.step(window)
-        for name, count in counts.items():
+        change, decisions = self.tuner.step(window)
+        if change is not None:
+            name, count = change
             self.found[name] = count
             tuned.set_count(name, count)
         for decision in decisions:
             self._report(decision, tuned.recorder)
-        if decisions and self.tuner.is_settled:
-            self.log_settings(tuned.settings())
-        self._restart(skip=int(bool(counts)))
+        self._restart(skip=int(change is not None))
 
     def begin_run(self) -> None:
         """Begin anew if the last run was left before its end, so that its figures lack a part."""
@@ -191,21 +164,11 @@ class TuningState:
         details = decision.as_details()
         if recorder is not None:
             recorder.note(DECISION_EVENT, details)
-        if self.tuning.log is not None:
-            self.tuning.log(EventLogEntry(decision.timestamp, DECISION_EVENT, details))
-
-    def log_settings(self, settings: str) -> None:
-        """Log the settings as code to paste, once for each outcome."""
-        if settings != self._told:
-            self._told = settings
-            _logger.info("%s: %s", self.name, settings)
-            if self.tuning.write is not None:
-                self.tuning.write(settings)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes of a copy, which begins with the results and tunes separately."""
         own = TuningState(self.tuning, self.name, are_processes=self.are_processes)
-        return {**vars(own), "found": dict(self.found), "_told": self._told}
+        return {**vars(own), "found": dict(self.found)}
 
 
 class PipelineTuner(TuningState):
@@ -247,7 +210,7 @@ class _Session:
             for stage in run.spec.pipes
             if names[stage.name] == 1 and stage.is_adjustable and stage.name not in keep
         }
-        self._limits = state.tuning.limits()
+        self._memory_then = Limits.of_this_machine().memory_bytes
 
     def report_interval(self, runner: LazyRunner) -> None:
         """Take a reading, and tune when a window is complete. The run calls this."""
@@ -258,7 +221,6 @@ class _Session:
                 self._state.look(self)
                 return
             self._state.end_run(self)
-            self._state.log_settings(self.settings())
         except Exception:
             _logger.exception("autotune: it broke; the pipeline goes on with what it has.")
         self.is_going_on = False
@@ -278,36 +240,10 @@ class _Session:
         return self._run.snapshot(), self._run.outlet.counters().num_got
 
     def memory_in_flight(self) -> int | None:
-        then, left = self._limits.memory_bytes, Limits.of_this_machine().memory_bytes
-        if then is None or left is None:
+        limits, then = Limits.of_this_machine(), self._memory_then
+        if then is None or limits.memory_bytes is None:
             return None
-        return max(0, then - left) // self._limits.local_world_size
+        return max(0, then - limits.memory_bytes) // limits.local_world_size
 
     def set_count(self, name: str, count: int) -> None:
         self._run.set_concurrency(name, count)
-
-    def settings(self) -> str:
-        found = self._state.found
-        return manual_call({name: found.get(name, count) for name, count in self._free.items()}, {})
-
-
-def manual_call(
-    concurrency: Mapping[str, int], buffer_size: Mapping[str, int], **others: int | None
-) -> str:
-    """Return the call of ``PerfParams.manual`` as code; options that are None are left out."""
-    reserved = {"cls", "buffer_size", *others}
-    if all(map(_is_plain, concurrency)) and not reserved & concurrency.keys():
-        arguments = [f"{name}={n}" for name, n in concurrency.items()]
-    else:
-        arguments = [repr(dict(concurrency))]
-    arguments += [f"{name}={n}" for name, n in others.items() if n is not None]
-    arguments += [f"buffer_size={dict(buffer_size)!r}"] if buffer_size else []
-    return f"PerfParams.manual({', '.join(arguments)})"
-
-
-def _is_plain(name: str) -> bool:
-    """Return whether a name can be a keyword argument unchanged: Python normalises names, such as
-    the letter ª to an a.
-    """
-    is_allowed = not keyword.iskeyword(name) and name != "__debug__"
-    return name.isascii() and name.isidentifier() and is_allowed

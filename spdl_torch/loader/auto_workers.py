@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ..autotune.estimate import nbytes_of
-from ..autotune.tuning import PARTS, manual_call
+from ..autotune.tuning import PARTS
 from ..autotune.workers import AutoWorkers
 from ..engine.statistics import PipelineStats, StageStats
 
@@ -67,10 +67,8 @@ class LoaderTuner:
             self._state.look(self)
 
     def end(self) -> None:
-        """Take the epoch's last reading, and log the settings found so far."""
+        """Take the epoch's last reading."""
         self._state.end_run(self)
-        if self._state.found:
-            self._state.log_settings(self.settings())
 
     # What is tuned:
 
@@ -108,6 +106,3 @@ class LoaderTuner:
         loader = self._loader()
         if loader is not None:
             loader.num_workers = AutoWorkers(self._num_workers, self._state.tuning)
-
-    def settings(self) -> str:
-        return manual_call({}, {}, num_workers=self._num_workers)

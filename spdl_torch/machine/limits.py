@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from time import monotonic
-from typing import Any
-
-from ..checks import check_whole
 
 _ROOT = Path("/")
 _RANKS = "LOCAL_WORLD_SIZE"  # set by torchrun
@@ -22,10 +19,7 @@ _UNLIMITED_BYTES = 1 << 60
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """The resources of this machine, for all ranks that run on it together.
-
-    Raises: ValueError: a number that is too small.
-    """
+    """The resources of this machine, for all ranks that run on it together."""
 
     num_cores: float
     """The cores that the process may use; 1.5 in a container limited to one and a half."""
@@ -44,12 +38,6 @@ class Limits:
         memory = self.memory_bytes
         return None if memory is None else int(memory * share / self.local_world_size)
 
-    def __post_init__(self) -> None:
-        if not self.num_cores > 0:
-            raise ValueError(f"Limits: num_cores must be > 0, got {self.num_cores!r}.")
-        check_whole("Limits", memory_bytes=self.memory_bytes, least=0, optional=True)
-        check_whole("Limits", local_world_size=self.local_world_size)
-
     @classmethod
     def of_this_machine(cls) -> Limits:
         """Read the limits from the system.
@@ -59,16 +47,6 @@ class Limits:
         do not count as used. Ranks: torchrun's variable ``LOCAL_WORLD_SIZE``, else 1.
         """
         return read_limits(_ROOT, len(allowed_cores()), os.environ)
-
-
-def limits_given(
-    num_cores: float | None, memory_bytes: int | None, local_world_size: int | None
-) -> Limits:
-    """Return these limits, and the machine's for those that are None."""
-    limits: dict[str, Any] = {"num_cores": num_cores, "memory_bytes": memory_bytes}
-    limits["local_world_size"] = local_world_size
-    given = {name: limit for name, limit in limits.items() if limit is not None}
-    return replace(Limits.of_this_machine(), **given)
 
 
 def usable_cores() -> float:

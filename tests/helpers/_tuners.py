@@ -10,13 +10,15 @@ from spdl_torch.autotune import PerfParams, tuning
 from spdl_torch.autotune.tuner import Decision
 
 
-def auto(options):
-    """``num_workers="auto"`` with these options."""
-    return PerfParams.auto(**options).loader_options()["num_workers"]
+def auto(begin, **options):
+    """``num_workers="auto"`` with these options, so many at first."""
+    params = PerfParams(tuning=tuning.Tuning(**options))
+    workers = params.loader_options()["num_workers"]
+    return type(workers)(begin, params.tuning)
 
 
 class RandomTuner:
-    """Changes every free stage in every window, for no reason."""
+    """Changes a free stage in every window, for no reason."""
 
     is_settled = True
 
@@ -27,24 +29,22 @@ class RandomTuner:
 
     def step(self, window):
         self.num_steps += 1
-        free = window.free.values()
-        counts = {stage.name: self._random.randint(1, 5) for stage in free}
-        decisions = tuple(
+        stage = self._random.choice([*window.free.values()])
+        count = self._random.randint(1, 5)
+        return (stage.name, count), [
             Decision(
                 stage=stage.name,
                 from_count=stage.concurrency,
-                to_count=counts[stage.name],
+                to_count=count,
                 before=1.0,
                 after=2.0,
                 reason="gained",
             )
-            for stage in free
-        )
-        return counts, decisions
+        ]
 
 
 @pytest.fixture
 def at_random(monkeypatch):
     """Options of tuning that never rests, in windows so short that every other batch ends one."""
     monkeypatch.setattr(tuning, "Tuner", RandomTuner)
-    return {"window_seconds": 1e-6, "write": None, "max_threads": 6, "num_cores": 2}
+    return {"window_seconds": 1e-6, "max_threads": 6}

@@ -73,7 +73,7 @@ def test_workers_join_and_leave_in_an_epoch(isolation, kind):
     release_what_has_ended()
     before, dataset = num_fds(), WhoWaits()
     options = {"isolation": isolation, "worker_init_fn": begin}
-    loader = DataLoader(dataset, num_workers=auto({"num_cores": 1, "max_threads": 6}), **options)
+    loader = DataLoader(dataset, num_workers=auto(1, max_threads=6), **options)
     batches = iter(loader)
     resize(batches, 4)
     give_out(batches)
@@ -101,7 +101,7 @@ def test_workers_join_and_leave_in_an_epoch(isolation, kind):
 def test_process_that_is_killed_while_it_leaves_loses_nothing(caplog):
     """Its jobs are made again, whoever is left."""
     dataset = WhoWaits()
-    loader = DataLoader(dataset, num_workers=auto({"num_cores": 3, "max_threads": 6}))
+    loader = DataLoader(dataset, num_workers=auto(3, max_threads=6))
     batches = iter(loader)
     resize(batches, 3)
     dataset.wait_inside(3)
@@ -116,7 +116,7 @@ def test_process_that_is_killed_while_it_leaves_loses_nothing(caplog):
 
 def test_number_stays_where_no_more_processes_can_be_started(monkeypatch, caplog):
     """The log says so, and the others go on."""
-    options = {"isolation": "process", "num_workers": auto({"num_cores": 1, "max_threads": 6})}
+    options = {"isolation": "process", "num_workers": auto(1, max_threads=6)}
     loader = DataLoader(Indices(150), **options)
     batches = iter(loader)
     resize(batches, 1)
@@ -147,10 +147,8 @@ class QuickInCompany(Indices):
 
 def test_number_settles(caplog):
     """From one process on, by the loop's speed; the report shows what was decided."""
-    options = {"num_cores": 1, "max_threads": 4, "window_seconds": 0.1, "write": None}
-    dataset = QuickInCompany()
-    loader = DataLoader(dataset, num_workers=auto(options), batch_size=1)
-    assert loader.num_workers == 1
+    dataset, workers = QuickInCompany(), auto(1, max_threads=4, window_seconds=0.1)
+    loader = DataLoader(dataset, num_workers=workers, batch_size=1)
     batches = iter(loader)
     for _ in batches:
         if tuning_of(loader).tuner.is_settled:

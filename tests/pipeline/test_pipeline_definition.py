@@ -155,7 +155,7 @@ def whole(builder):
         (lambda b: whole(b).build(max_failures=2.0), ValueError, "build: a share in max_failures"),
         (lambda b: whole(b).build(report_stats_interval=0), ValueError, "interval must be > 0"),
         (
-            lambda b: whole(b).build(stats=False, **PerfParams.auto(write=None).build_options()),
+            lambda b: whole(b).build(stats=False, **PerfParams.auto().build_options()),
             *(ValueError, r"tuner needs figures.*stats=False"),
         ),
         (

@@ -19,11 +19,10 @@ import pytest
 import torch
 from _datasets import MapData
 from _folders import ROOT
-from _tuners import RandomTuner
+from _tuners import RandomTuner, auto
 
 import spdl_torch
 from spdl_torch.__main__ import _parser
-from spdl_torch.autotune import PerfParams
 from spdl_torch.observe import query_event_stats, recording
 from spdl_torch.pipeline import PipelineBuilder
 
@@ -152,8 +151,8 @@ def test_statistics_file_has_the_tables_and_columns_of_the_list(recorded):
 def test_events_of_a_recording_are_those_of_the_list(recorded, tmp_path, monkeypatch):
     """By name and key of their details, with those of a loader that is tuned."""
     monkeypatch.setattr("spdl_torch.autotune.tuning.Tuner", RandomTuner)
-    options = PerfParams.auto(window_seconds=1e-6, write=None, max_threads=4).loader_options()
-    tuned = spdl_torch.DataLoader(range(64), isolation="thread", **options)
+    workers = auto(2, window_seconds=1e-6, max_threads=4)
+    tuned = spdl_torch.DataLoader(range(64), isolation="thread", num_workers=workers)
     with recording(tuned, tmp_path / "tuned.db"):
         assert len(list(tuned)) == 64
     events = query_event_stats(recorded.path) + query_event_stats(tmp_path / "tuned.db")

@@ -16,11 +16,11 @@ import torch
 from _datasets import MapData, Points
 from _later import LIGHTNINGS_WARNINGS, later
 from _readings import shown
-from _tuners import RandomTuner
+from _tuners import RandomTuner, auto
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from spdl_torch import DataLoader, PipelineDataset
-from spdl_torch.autotune import PerfParams, tuning
+from spdl_torch.autotune import tuning
 from spdl_torch.observe import (
     pipelines_of_file,
     query_event_stats,
@@ -230,9 +230,9 @@ def test_trainer_without_a_logger_is_refused_unless_there_is_a_file(tmp_path):
 def test_decisions_and_samples_left_out_are_in_the_file(tmp_path, monkeypatch):
     """Each of every epoch, once; Lightning's loader, which is built anew, is tuned as well."""
     monkeypatch.setattr(tuning, "Tuner", RandomTuner)
-    params = PerfParams.auto(window_seconds=1e-6, write=None, max_threads=4)
-    options = {"isolation": "thread", "on_error": "skip", **params.loader_options()}
-    train = DataLoader(MapData(12, {3: ValueError, 7: ValueError}), error_budget=0.5, **options)
+    workers = auto(2, window_seconds=1e-6, max_threads=4)
+    options = {"isolation": "thread", "on_error": "skip", "error_budget": 0.5}
+    train = DataLoader(MapData(12, {3: ValueError, 7: ValueError}), num_workers=workers, **options)
     path = tmp_path / "s.db"
     runs = trainer(tmp_path, monitors.PipelineStatsMonitor(db_path=path), logger=False)
     runs.fit(modules.Diary(), train)
