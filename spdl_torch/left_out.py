@@ -21,6 +21,7 @@ _NVJPEG = (
 )
 _NV12 = "NVDEC is left out, and so are its colours: ask a filter for pix_fmt='rgb24'."
 _STREAM = "Decoding in pieces is left out: take windows, demux_video(src, timestamp=(start, end))."
+_DEMUX = "A file's content tells its format: open a rarer one yourself, and pass the file object."
 _D2H = "Use tensor.cpu(), or tensor.to('cpu', non_blocking=True) and an event."
 
 _IO = {
@@ -34,7 +35,8 @@ _IO = {
     _NV12: "nv12_to_bgr nv12_to_rgb",
     _STREAM: "Decoder Demuxer VideoDecoder",
     "Filters run inside of decode_packets: pass filter_desc=.": "FilterGraph get_buffer_desc",
-    "Bitstream filters run in demux_video: pass bsf=.": "BSF apply_bsf",
+    "Run PyAV's BitStreamFilterContext over the packets.": "BSF apply_bsf",
+    _DEMUX: "DemuxConfig demux_config",
     "Use torch.from_numpy(array).": "convert_array",
     "Use jax.numpy.asarray(tensor.numpy()).": "to_jax",
     "Use numba.cuda.as_cuda_array(tensor).": "to_numba",
@@ -80,6 +82,7 @@ _ROOMS = {
     },
     "spdl_torch.io": {
         "Leave codec= out: what is there decodes, with the same pixels.": "Codec",
+        _DEMUX: "DemuxConfig demux_config",
         _NVJPEG: "load_image_batch_nvjpeg",
     },
     "spdl_torch.observe": {

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     )
     from ._options import (
         DecodeConfig as DecodeConfig,
-        DemuxConfig as DemuxConfig,
         decode_config as decode_config,
-        demux_config as demux_config,
     )
     from ._remote import Reader as Reader
     from ._source import Source as Source

@@ -5,8 +5,9 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from ..errors import UnsupportedOptionError
 from ..shown_text import short_repr
 
 RGB24 = "format=pix_fmts=rgb24"
@@ -14,57 +15,27 @@ RGB24 = "format=pix_fmts=rgb24"
 
 
 @dataclass(frozen=True, slots=True)
-class DemuxConfig:
-    """The options for opening a container."""
-
-    format: str | None = None
-    """FFmpeg's name of the format, such as ``mp4`` or ``rawvideo``; None
-    detects it from the content."""
-    format_options: Mapping[str, str] | None = None
-    """FFmpeg's options of that format; FFmpeg ignores those it does not know."""
-    buffer_size: int = 8096
-    """Bytes read at a time from memory, URLs and Python files; at least 256 KiB are read."""
-
-    def __post_init__(self) -> None:
-        _check_options("demux_config: format_options", self.format_options)
-
-
-@dataclass(frozen=True, slots=True)
 class DecodeConfig:
-    """The choice of a decoder, and its options."""
+    """What :func:`decode_config` returns."""
 
-    decoder: str | None = None
-    """FFmpeg's name of a decoder for the stream's codec, such as ``libdav1d``; None: its own."""
-    decoder_options: Mapping[str, str] | None = None
-    """FFmpeg's options of that decoder, such as ``{"threads": "4"}``."""
-    num_threads: int | None = field(init=False, default=None)
-    """The value of the option ``threads``; 0 lets FFmpeg choose, None = not given."""
-
-    def __post_init__(self) -> None:
-        _check_options("decode_config: decoder_options", self.decoder_options)
-        threads = (self.decoder_options or {}).get("threads")
-        if threads is None:
-            return
-        if threads != "auto" and not threads.isdecimal():
-            raise ValueError(
-                f"decode_config: the option threads must be a number or 'auto', got {threads!r}."
-            )
-        object.__setattr__(self, "num_threads", 0 if threads == "auto" else int(threads))
+    num_threads: int
+    """The threads of a decoder and of the filters; 0 lets FFmpeg choose."""
 
 
-demux_config = DemuxConfig
-"""The options for opening a container, for ``demux_config=``."""
+def decode_config(*, decoder_options: Mapping[str, str] | None = None) -> DecodeConfig:
+    """Return a number of threads for ``decode_config=``, as SPDL's programs write it.
 
-decode_config = DecodeConfig
-"""The choice of a decoder, for ``decode_config=``."""
-
-
-def _check_options(where: str, options: Mapping[str, str] | None) -> None:
-    for name, value in (options or {}).items():
-        if not (isinstance(name, str) and isinstance(value, str)):
-            raise TypeError(
-                f"{where} must map texts to texts, as FFmpeg has them, got {name!r}: {value!r}."
-            )
+    ``decode_config(decoder_options={"threads": "4"})`` says what ``num_threads=4`` says; 0 lets
+    FFmpeg choose, and there are no other options.
+    """
+    others = dict(decoder_options or {})
+    threads = others.pop("threads", 1)
+    if others:
+        raise UnsupportedOptionError(
+            f"decode_config: decoder_options must be {{'threads': a number}}, got also {others}. "
+            "For other options open the file with PyAV."
+        )
+    return DecodeConfig(int(threads))
 
 
 def check_batch(sources: object, where: str) -> None:

@@ -56,6 +56,14 @@ NOT_TAKEN = {
         "convert_frames of decode_packets(demux_image(path), filter_desc)",
     ),
     "io.load_image_batch: filter_desc": "the same",
+    **dict.fromkeys(
+        [f"io.{name}: demux_config" for name in ("demux_image", "demux_video")]
+        + [f"io.{name}: demux_config" for name in ("load_image", "load_video")],
+        "open a rarer format yourself, and pass the file object",
+    ),
+    **dict.fromkeys(
+        ["io.demux_image: bsf", "io.demux_video: bsf"], "PyAV's BitStreamFilterContext"
+    ),
     "pipeline.build_pipeline: background_tasks": "start a thread or an event loop of your own",
     "pipeline.run_pipeline_in_subprocess: background_tasks": "the same",
     "pipeline.iterate_in_subprocess: arena": "arrays always go through shared memory",
@@ -164,7 +172,8 @@ def callables_of(module):
 
 MADE_HERE = {
     *("ArrayInterface", "CUDAArrayInterface", "CPUBuffer", "CUDABuffer", "CPUStorage"),
-    *("CUDAConfig", "DecodeConfig", "DemuxConfig", "NpzFile", "ImageCodec", "VideoCodec"),
+    *("CUDAConfig", "DecodeConfig", "NpzFile", "ImageCodec", "VideoCodec"),
+    "decode_config",  # which takes a number of threads alone
     *("ImageFrames", "ImagePackets", "VideoFrames", "VideoPackets"),
     *("Pipeline", "QueuePerfStats", "TaskPerfStats", "PipelineFailure"),
     "PipeConfig",

@@ -51,9 +51,7 @@ VIDEO = {
         io.sample_decode_video(io.demux_video(p), [0, 7, 8, 21], decode_config=io.decode_config())
     ),
     "configured": lambda io, p: io.load_video(
-        p,
-        demux_config=io.demux_config(buffer_size=1 << 16),
-        decode_config=io.decode_config(decoder_options={"threads": "2", "skip_loop_filter": "all"}),
+        p, decode_config=io.decode_config(decoder_options={"threads": "2"})
     ),
     "chosen": lambda io, p: io.convert_frames(io.decode_packets(io.demux_video(p))[3:9]),
     "listed": lambda io, p: io.convert_frames(io.decode_packets(io.demux_video(p))[[5, 2, 2]]),
@@ -78,9 +76,7 @@ IMAGE = {
         p, filter_desc=io.get_video_filter_desc(scale_width=64, scale_height=48)
     ),
     "gray": lambda io, p: io.load_image(p, filter_desc="format=pix_fmts=gray"),
-    "configured": lambda io, p: io.load_image(
-        p, demux_config=io.demux_config(), decode_config=io.decode_config(), name="an image"
-    ),
+    "configured": lambda io, p: io.load_image(p, decode_config=io.decode_config(), name="an image"),
     "steps": lambda io, p: io.convert_frames(io.decode_packets(io.demux_image(p))),
     "bytes": lambda io, p: io.convert_frames(
         io.decode_packets(io.demux_image(Path(p).read_bytes()), filter_desc=STRETCH)

@@ -78,7 +78,7 @@ def load_audio(
     if num_channels is not None and num_channels not in _LAYOUTS:
         raise ValueError(f"load_audio: num_channels must be 1 to 8 or None, got {num_channels}.")
     start, end = (-math.inf, math.inf) if timestamp is None else window_of(timestamp)
-    file = MediaFile(src, name=name)
+    file = MediaFile(src, name)
     with file.open("audio") as (container, stream):
         assert isinstance(stream, AudioStream), "guaranteed by its kind"
         parts = [*_parts(container, stream, sample_rate, num_channels, start, end, file.name)]

@@ -21,7 +21,7 @@ from .._options import RGB24, check_batch, check_size, fitted_size
 from .._storage import Storage, room_for
 from .._transfer.transfer import CUDAConfig, check_device_config, to_device
 from . import decode
-from .codec import tick_until
+from .codec import set_threads, tick_until
 from .filters import FilterChain
 from .frames import rgb_view
 from .opening import MediaFile
@@ -235,7 +235,7 @@ def _load_clip(file: MediaFile, sampler: ClipSampler, batch: _Batch) -> Tensor:
     """Load one clip into the batch, and return its times: near its moments where that is sure, and
     else by a decode from the first packet on, which is what exact means."""
     with file.open() as opened:
-        video = Video(*opened, file.name)
+        video = Video(*opened, file)
         info = facts_of(video)
         moments = _moments_of(sampler(info))
         if video.is_fast:
@@ -244,7 +244,7 @@ def _load_clip(file: MediaFile, sampler: ClipSampler, batch: _Batch) -> Tensor:
                 shown = _near(packets, moments, info, batch.num_threads)
                 return batch.add(shown, video, len(moments))
     with file.open() as opened:
-        video = Video(*opened, file.name)
+        video = Video(*opened, file)
         return batch.add(_from_first(video, moments, info, batch.num_threads), video, len(moments))
 
 
@@ -288,7 +288,7 @@ def _from_first(
 ) -> Iterator[_Shown]:
     """Yield the same, decoding from the first packet on until the last moment."""
     context = video.stream.codec_context
-    video.codec.open(context, num_threads, is_counted=video.is_counted)
+    set_threads(context, num_threads, is_counted=video.is_counted)
     frames = decode.every_frame(video, context)
     ends = [tick_until(moment, video.codec.tick) for moment in moments]
     left = sorted(range(len(ends)), key=ends.__getitem__, reverse=True)

@@ -1,5 +1,5 @@
-"""A container's description of its video: decoders made from it, its clock, and what a packet's
-header says of its picture.
+"""A container's description of its video: its clock, and what a packet's header says of its
+picture.
 
 Containers mark packets at which players may enter, and not all of these are entries: at a recovery
 point of H.264 the picture is right only some frames later, and an index of AVI may mark every
@@ -16,15 +16,11 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import av
-from av.codec.codec import UnknownCodecError
-from av.error import FFmpegError
 
 if TYPE_CHECKING:
     from av.packet import Packet
     from av.video.codeccontext import VideoCodecContext
     from av.video.stream import VideoStream
-
-    from .._options import DecodeConfig
 
 MPEG = frozenset({"mpeg1video", "mpeg2video", "mpeg4"})
 """FFmpeg's names of the codecs of MPEG up to 4 part 2, which have much in common."""
@@ -60,14 +56,12 @@ class VideoCodec:
     """The aspect ratio of a pixel, width over height; (0, 1) if unknown."""
     reorder_depth: int
     """The number of frames that the decoder holds back to reorder them."""
-    bits_per_coded_sample: int
-    codec_tag: str
     extradata: bytes | None
 
     @classmethod
     def of(cls, stream: Any) -> Self:
         """Return the description of an open stream."""
-        names = "name width height pix_fmt reorder_depth bits_per_coded_sample codec_tag extradata"
+        names = "name width height pix_fmt reorder_depth extradata"
         return cls(
             frame_rate=_pair(rate_of(stream)),
             time_base=_pair(stream.time_base),
@@ -90,55 +84,12 @@ class VideoCodec:
         rate = "{}/{}".format(*self.frame_rate)
         return f"<{self.name} {self.pix_fmt} {self.width}x{self.height} at {rate} frames/s>"
 
-    def new_context(self, config: DecodeConfig | None = None) -> VideoCodecContext:
-        """Return a decoder of such a stream, not opened yet.
 
-        Raises: ValueError: FFmpeg has no decoder of the name that ``config`` gives.
-        """
-        name = self.name if config is None else config.decoder or self.name
-        try:
-            context: Any = av.CodecContext.create(name, "r")
-        except UnknownCodecError as error:
-            raise ValueError(f"decode_config: FFmpeg has no decoder {name!r} here.") from error
-        context.width, context.height = self.width, self.height
-        if self.pix_fmt is not None:
-            context.pix_fmt = self.pix_fmt
-        if self.extradata:
-            context.extradata = self.extradata
-        if len(self.codec_tag) == 4 and self.codec_tag.isprintable():
-            context.codec_tag = self.codec_tag
-        # Without the first, H.264 frames come out of order until the decoder has learned the depth.
-        context.options = {
-            "has_b_frames": str(self.reorder_depth),
-            "bits_per_coded_sample": str(self.bits_per_coded_sample),
-            **_without_threads(config),
-        }
-        return context  # type: ignore[no-any-return]  # untyped in PyAV
-
-    def open(
-        self,
-        context: VideoCodecContext,
-        num_threads: int,
-        config: DecodeConfig | None = None,
-        *,
-        is_counted: bool = False,
-    ) -> None:
-        """Open a decoder. Raises: ValueError: it has no such option as ``config`` asks for."""
-        given = None if config is None else config.num_threads
-        context.thread_count = num_threads if given is None else given
-        # Decoding several frames at once delays their output, which breaks counting.
-        context.thread_type = "SLICE" if is_counted else "AUTO"
-        if config is None:
-            return  # it opens with its first packet
-        try:
-            context.open()
-        except FFmpegError as error:
-            raise ValueError(f"decode_config: FFmpeg refuses it: {error}.") from error
-        if context.options:  # those that the decoder did not take
-            unknown = ", ".join(sorted(context.options))
-            raise ValueError(
-                f"decode_config: the decoder {context.name!r} has no option {unknown}."
-            )
+def set_threads(context: VideoCodecContext, num_threads: int, *, is_counted: bool) -> None:
+    """Set the number of threads of a decoder, which opens with its first packet."""
+    context.thread_count = num_threads
+    # Decoding several frames at once delays their output, which breaks counting.
+    context.thread_type = "SLICE" if is_counted else "AUTO"
 
 
 def rate_of(stream: VideoStream) -> Fraction | None:
@@ -153,11 +104,6 @@ def rate_of(stream: VideoStream) -> Fraction | None:
 
 ImageCodec: TypeAlias = VideoCodec
 """The codec of an image, for which SPDL has a type of its own."""
-
-
-def _without_threads(config: DecodeConfig | None) -> dict[str, str]:
-    options = {} if config is None else config.decoder_options or {}
-    return {name: value for name, value in options.items() if name != "threads"}
 
 
 def _pair(value: Any) -> tuple[int, int]:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from av.video.codeccontext import VideoCodecContext
     from av.video.frame import VideoFrame
 
-    from .._options import DecodeConfig
     from .packets import VideoPackets
 
 _logger = logging.getLogger("spdl_torch.io")
@@ -46,30 +45,22 @@ _was_said = threading.Event()
 
 
 def decode_wanted(
-    packets: VideoPackets,
-    wanted: Sequence[int] | None,
-    num_threads: int = 1,
-    config: DecodeConfig | None = None,
+    packets: VideoPackets, wanted: Sequence[int] | None, num_threads: int = 1
 ) -> Generator[VideoFrame]:
     """The frames of the window at the places ``wanted`` (ascending), in that order; None: all.
 
-    Each has its time as its pts. Only a decoder with a configuration leaves frames out. Close the
-    iterator, or run it to its end.
+    Each has its time as its pts. Close the iterator, or run it to its end.
 
     Raises: UnsureError: the fast way did not go right; DecodeError: the data is damaged where it
-        matters; IndexError: there is no such place; ValueError: FFmpeg does not know what
-        ``config`` asks for.
+        matters; IndexError: there is no such place.
     """
-    with packets.decoder(num_threads, config) as context, decode_errors(packets.source):
+    with packets.decoder(num_threads) as context, decode_errors(packets.source):
         way = _fast if packets.is_fast else _in_order
-        yield from way(packets, context, wanted, config)
+        yield from way(packets, context, wanted)
 
 
 def _fast(
-    packets: VideoPackets,
-    context: VideoCodecContext,
-    wanted: Sequence[int] | None,
-    config: DecodeConfig | None,
+    packets: VideoPackets, context: VideoCodecContext, wanted: Sequence[int] | None
 ) -> Iterator[VideoFrame]:
     """Decode from the entries before the wanted frames, without the frames that nobody needs: each
     time the wanted frames must come after a keyframe, in their order, and all of them.
@@ -81,7 +72,7 @@ def _fast(
     if wanted and not 0 <= wanted[0] <= wanted[-1] < len(shown):
         raise IndexError(f"indices must be in [0, {len(shown)}), got {list(wanted)}.")
     error = UnsureError(f"{packets.source}: other frames come out than its packets promise.")
-    skips = config is None and context.thread_count == 1 and packets.codec.name in _KNOWS_NONREF
+    skips = context.thread_count == 1 and packets.codec.name in _KNOWS_NONREF
     times = {shown[place][1]: shown[place][0] for place in wanted}
     left = iter([shown[place][0] for place in wanted])
     for start, numbers in _runs(packets, times):
@@ -97,17 +88,14 @@ def _fast(
                     is_sure = is_sure or frame.key_frame
                     if frame.pts not in missing:
                         continue
-                    # A configured decoder may leave out frames; that is for the configuration to
-                    # say.
-                    is_next = config is not None or frame.pts == next(left, None)
-                    if not (is_sure and is_next) or frame.is_corrupt:
+                    if not is_sure or frame.pts != next(left, None) or frame.is_corrupt:
                         raise error
                     missing.remove(frame.pts)
                     frame.time_base = packets.time_base
                     yield frame
         except FFmpegError as damage:
             raise UnsureError(f"{packets.source}: {damage}.") from damage
-        if missing and config is None:
+        if missing:
             raise error
         context.flush_buffers()
 
@@ -134,10 +122,7 @@ def _runs(packets: VideoPackets, times: dict[int, int]) -> list[tuple[int, list[
 
 
 def _in_order(
-    packets: VideoPackets,
-    context: VideoCodecContext,
-    wanted: Sequence[int] | None,
-    config: DecodeConfig | None,
+    packets: VideoPackets, context: VideoCodecContext, wanted: Sequence[int] | None
 ) -> Iterator[VideoFrame]:
     """Decode from the first packet on, until the last wanted frame has come; None: all."""
     left = itertools.count() if wanted is None else iter(wanted)
@@ -150,7 +135,7 @@ def _in_order(
                 return
         count += 1
         say_if_slow(packets.source, count if wanted and count <= wanted[0] else 0)
-    if wanted is not None and config is None:
+    if wanted is not None:
         raise IndexError(f"indices must be in [0, {count}), got {list(wanted)}.")
 
 
@@ -169,7 +154,7 @@ def frames_in_order(
         time = frame.pts or 0
         if time >= high:
             return
-        if time >= low and time not in packets.unseen:
+        if time >= low:
             yield frame, is_damaged
 
 

@@ -6,7 +6,7 @@ import contextlib
 import re
 import shlex
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from av.error import BlockingIOError as NoFrameYet, EOFError as NoFrameLeft, FFmpegError
@@ -144,19 +144,20 @@ class FilterChain:
         name: str,
         frame_rate: tuple[int, int],
         num_threads: int,
-        upright: Callable[[VideoFrame], list[tuple[str, str]]] | None = None,
+        *,
+        is_stored: bool = False,
     ) -> None:
         """Take the description.
 
         Args:
             name: of the source, in errors.
             frame_rate: as numerator and denominator; (0, 1) if unknown.
-            upright: gives the filters that put a frame upright; None: :func:`upright_filters`.
+            is_stored: leave frames as they are stored, not upright.
         """
         self._chain = [] if description is None else parse_filters(description)
         self._format = _plain_format(self._chain)
         self._name, self._frame_rate, self._num_threads = name, frame_rate, num_threads
-        self._upright = upright or upright_filters
+        self._is_stored = is_stored
         self._reformatter = VideoReformatter()
         self._key: tuple[object, ...] | None = None
         self._running: _Running | None = None
@@ -169,7 +170,7 @@ class FilterChain:
 
     def push(self, frame: VideoFrame) -> list[VideoFrame]:
         """Return what comes out after one more frame."""
-        upright = self._upright(frame)
+        upright = [] if self._is_stored else upright_filters(frame)
         if frame.planes[0].line_size < 0:
             upright = [_IN_ORDER, *upright]
         if not upright and not self._chain:

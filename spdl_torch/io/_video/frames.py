@@ -14,7 +14,7 @@ from torch import Tensor
 
 from spdl_torch.errors import DecodeError, UnsupportedOptionError
 
-from .._options import RGB24, DecodeConfig, DemuxConfig
+from .._options import RGB24, DecodeConfig
 from .._storage import Storage, room_for
 from .._transfer.transfer import CUDAConfig, check_device_config, to_device
 from .decode import decode_wanted
@@ -155,15 +155,16 @@ def decode_packets(
         packets: from :func:`demux_video` or :func:`demux_image`; they can be decoded again.
         filter_desc: FFmpeg's description of a chain of filters, as from :func:`get_filter_desc`;
             "format=pix_fmts=rgb24" by default. None filters nothing.
-        decode_config: the decoder and its options, from :func:`decode_config`.
+        decode_config: the number of threads, from :func:`decode_config`, in place of
+            ``num_threads``.
         num_frames: the most frames to return; -1 returns all.
-        num_threads: the threads of FFmpeg's filters and, unless ``decode_config`` sets them, of its
-            decoder.
+        num_threads: the threads of FFmpeg's filters and decoder; those of the decoder are set when
+            the packets are decoded first.
 
     Returns: frames in the order of display, at least one; for an image an :class:`ImageFrames`.
     Raises:
         DecodeError: damaged data, or no frame in it.
-        ValueError: FFmpeg refuses the filters or the configuration.
+        ValueError: FFmpeg refuses the filters.
     """
     frames = _decode(packets, None, filter_desc, decode_config, num_frames, num_threads)
     if not frames:
@@ -216,12 +217,14 @@ def _decode(
 ) -> list[VideoFrame]:
     """Decode the frames at some indices, or all: from the first packet on where the check fails."""
     most = num_frames if num_frames >= 0 else None
+    if config is not None:
+        num_threads = config.num_threads
+    is_stored = isinstance(packets, ImagePackets)
     while True:
-        chain = FilterChain(
-            filter_desc, packets.source, packets.frame_rate, num_threads, packets.upright_of
-        )
+        options = filter_desc, packets.source, packets.frame_rate, num_threads
+        chain = FilterChain(*options, is_stored=is_stored)
         try:
-            with closing(decode_wanted(packets, indices, num_threads, config)) as decoded:
+            with closing(decode_wanted(packets, indices, num_threads)) as decoded:
                 return list(itertools.islice(chain.run(decoded), most))
         except UnsureError:
             packets.fall_back()
@@ -280,7 +283,6 @@ def load_video(
     src: Source,
     timestamp: tuple[SupportsFloat | str, SupportsFloat | str] | None = None,
     *,
-    demux_config: DemuxConfig | None = None,
     decode_config: DecodeConfig | None = None,
     filter_desc: str | None = RGB24,
     device_config: CUDAConfig | None = None,
@@ -290,7 +292,7 @@ def load_video(
     """Load the frames of a video.
 
     Args:
-        src, timestamp, demux_config, name: as in :func:`demux_video`.
+        src, timestamp, name: as in :func:`demux_video`.
         filter_desc, decode_config, num_threads: as in :func:`decode_packets`.
         device_config: from :func:`cuda_config`: the device for the tensor.
 
@@ -299,7 +301,7 @@ def load_video(
     """
     if device_config is not None:
         check_device_config(device_config, "load_video")
-    packets = demux_video(src, timestamp=timestamp, demux_config=demux_config, name=name)
+    packets = demux_video(src, timestamp=timestamp, name=name)
     frames = decode_packets(packets, filter_desc, decode_config, num_threads=num_threads)
     batch = convert_frames(frames)
     return batch if device_config is None else to_device(batch, device_config)

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from av.container import InputContainer
     from av.packet import Packet
 
-    from .._options import DemuxConfig
-
 _FILE_ERRORS = frozenset({errno.ENOENT, errno.EACCES, errno.EISDIR, errno.ENOTDIR})
 
 _BUFFER_BYTES = 1 << 18
@@ -79,13 +77,10 @@ class MediaFile:
     What cannot seek is kept: in memory, or in a temporary file if it is large.
     """
 
-    def __init__(
-        self, source: Source, config: DemuxConfig | None = None, name: str | None = None
-    ) -> None:
+    def __init__(self, source: Source, name: str | None = None) -> None:
         self.name = name or source_name(source)
         """The name in errors."""
         self.source = stored(source)
-        self._config = config
         self._position: int | None = None
 
     @scope
@@ -115,7 +110,7 @@ class MediaFile:
     def _open(self, stack: contextlib.ExitStack) -> InputContainer:
         source: Any = self.source
         if isinstance(source, str | os.PathLike) and not is_url(source):
-            return _open_path(os.fspath(source), self._config)
+            return _open_path(os.fspath(source))
         if isinstance(source, str):
             opened = open_resuming(source, RetryPolicy(), seekable=True)
             source = self._rewound(stack.enter_context(opened))
@@ -131,7 +126,7 @@ class MediaFile:
                 f"with 'rb', got {type(source).__name__}."
             )
         # Bytes may come from anywhere: whatever they say, nothing else is opened on their behalf.
-        return _av_open(_File(source), {"protocol_whitelist": "none"}, self._config)
+        return _av_open(_File(source), protocol_whitelist="none")
 
     def _rewound(self, file: Any) -> Any:
         """Return a file at the place where it was at first; a copy of it if it cannot seek."""
@@ -205,14 +200,11 @@ class _File:
             return -1
 
 
-def _open_path(path: str, config: DemuxConfig | None) -> InputContainer:
-    formats = f"{_SELF_CONTAINED},{SOUND}"
-    if config is not None and config.format is not None:
-        formats = config.format  # asked for by the program, not by the file's content
-    options = {"protocol_whitelist": "file", "format_whitelist": formats}
+def _open_path(path: str) -> InputContainer:
     try:
         # "file:", for FFmpeg takes a name such as "12:30.mp4" for a protocol.
-        return _av_open(f"file:{path}", options, config)
+        formats = f"{_SELF_CONTAINED},{SOUND}"
+        return _av_open(f"file:{path}", protocol_whitelist="file", format_whitelist=formats)
     except ArgumentError as error:  # FFmpeg's error for both, and it does not say for which
         raise DecodeError(
             f"{path}: {error.strerror}. It is damaged, or of a format that may name other files "
@@ -227,14 +219,8 @@ _LENIENT: dict[str, Any] = (
 )
 
 
-def _av_open(file: Any, options: dict[str, str], config: DemuxConfig | None) -> InputContainer:
-    size, format_name = _BUFFER_BYTES, None
-    if config is not None:
-        size, format_name = max(size, config.buffer_size), config.format
-        options = {**options, **(config.format_options or {})}
-    if format_name is not None and format_name not in av.formats_available:
-        raise ValueError(f"demux_config: FFmpeg has no format {format_name!r} here.")
+def _av_open(file: Any, **options: str) -> InputContainer:
     container: InputContainer = av.open(
-        file, format=format_name, container_options=options, buffer_size=size, **_LENIENT
+        file, container_options=options, buffer_size=_BUFFER_BYTES, **_LENIENT
     )
     return container

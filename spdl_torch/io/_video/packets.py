@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, SupportsFloat, TypeAlias, get_args
-
-from av.bitstream import BitStreamFilterContext
-from av.error import FFmpegError
-from av.packet import Packet, PacketSideData, PktSideDataT
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, SupportsFloat
 
 from ...locks import RLock
 from ...scopes import scope
 from .._source import Source, read_source, source_name
-from .codec import VideoCodec, is_entry, is_hidden, to_ticks
-from .filters import upright_filters
+from .codec import VideoCodec, is_entry, is_hidden, set_threads, to_ticks
 from .opening import MediaFile
 from .reading import UnsureError, Video, no_frame
 
 if TYPE_CHECKING:
+    from av.packet import Packet
     from av.video.codeccontext import VideoCodecContext
-    from av.video.frame import VideoFrame
-    from av.video.stream import VideoStream
-
-    from .._options import DecodeConfig, DemuxConfig
 
 MOST_UNEVEN = 1.5
 """A step from packet to packet of more than so many others is not their rounding."""
-
-_KINDS_BESIDE = get_args(PktSideDataT)
-_beside: Any = PacketSideData  # its arguments are missing in PyAV's stubs
 
 
 class Label(NamedTuple):
@@ -44,8 +30,6 @@ class Label(NamedTuple):
     pts: int | None
     dts: int | None
     duration: int
-    is_key: bool
-    """Whether the container calls it a keyframe."""
     is_entry: bool
     is_shown: bool
 
@@ -54,28 +38,13 @@ class Label(NamedTuple):
         """Return the label of a packet that has just been read."""
         times = packet.pts, packet.dts, packet.duration or 0
         is_shown = not packet.is_discard and not is_hidden(packet, codec)
-        return cls(*times, packet.is_keyframe, is_entry(packet, codec), is_shown)
-
-
-def filter_packets(packets: list[Packet[Any]], stream: VideoStream, bsf: str) -> list[Packet[Any]]:
-    """Apply FFmpeg's bitstream filters to the packets of a stream.
-
-    Raises: ValueError: FFmpeg refuses the filters.
-    """
-    try:
-        filters = BitStreamFilterContext(bsf, stream)
-    except (FFmpegError, ValueError) as error:
-        raise ValueError(f"bsf: FFmpeg refuses {bsf!r}: {error}.") from error
-    filtered = [out for packet in packets for out in filters.filter(packet)]
-    return [*filtered, *filters.filter(None)]
+        return cls(*times, is_entry(packet, codec), is_shown)
 
 
 def demux_video(
     src: Source,
     *,
     timestamp: tuple[SupportsFloat | str, SupportsFloat | str] | None = None,
-    demux_config: DemuxConfig | None = None,
-    bsf: str | None = None,
     name: str | None = None,
 ) -> VideoPackets:
     """Read the encoded packets of a video, without decoding.
@@ -86,62 +55,54 @@ def demux_video(
         timestamp: start and end in seconds. Reads only what decoding the frames of
             ``start <= time < end`` needs: from the keyframe before them on, or, where the container
             lists no packets, from the first packet on. None reads everything.
-        demux_config: options for opening the container, from :func:`demux_config`.
-        bsf: FFmpeg's description of bitstream filters to apply to the packets.
         name: the source's name in errors; by default its path, or ``<bytes>``.
 
     Returns: packets from which :func:`decode_packets` decodes exactly those frames.
     Raises:
         DecodeError: not a video, damaged, or no frame in the window.
         OSError: a path cannot be read.
-        ValueError: FFmpeg has no such format, or refuses ``bsf``.
     """
     window = None if timestamp is None else window_of(timestamp)
-    packets = _read(MediaFile(src, demux_config, name), window, bsf)
+    packets = _read(MediaFile(src, name), window)
     if packets.is_fast and not len(packets):
         raise no_frame(packets.source, window)
     return packets
 
 
 def _read(
-    file: MediaFile, window: tuple[float, float] | None, bsf: str | None, *, is_fast: bool = True
+    file: MediaFile, window: tuple[float, float] | None, *, is_fast: bool = True
 ) -> VideoPackets:
     """Read the fast way; where that is closed, from the first packet on."""
-    again = partial(_read, file, window, bsf, is_fast=False)
     try:
         with file.open() as opened:
-            video = Video(*opened, file.name, is_fast=is_fast)
-            return VideoPackets(video, [window or (-math.inf, math.inf)], window, bsf, again)
+            video = Video(*opened, file, is_fast=is_fast)
+            return VideoPackets(video, [window or (-math.inf, math.inf)], window)
     except UnsureError:
-        return again()
+        return _read(file, window, is_fast=False)
 
 
-def demux_image(
-    src: Source,
-    *,
-    demux_config: DemuxConfig | None = None,
-    bsf: str | None = None,
-    name: str | None = None,
-) -> ImagePackets:
+def demux_image(src: Source, *, name: str | None = None) -> ImagePackets:
     """Read an image, without decoding it, for :func:`decode_packets` and FFmpeg's filters.
 
     :func:`decode_image` and :func:`load_image_batch` need no FFmpeg and take half the time.
 
     Args:
         src: as in :func:`decode_image`. Of an animation the first picture is read.
-        demux_config, bsf, name: as in :func:`demux_video`.
+        name: as in :func:`demux_video`.
 
     Raises:
         DecodeError: not an image that FFmpeg knows.
         OSError: a path cannot be read.
-        ValueError: FFmpeg has no such format, or refuses ``bsf``.
     """
     # From memory: of a path FFmpeg would take "%03d" for a number, and "*" for any name.
-    file = MediaFile(read_source(src), demux_config, name or source_name(src))
+    return _read_image(MediaFile(read_source(src), name or source_name(src)))
+
+
+def _read_image(file: MediaFile) -> ImagePackets:
     with file.open() as opened:
-        video = Video(*opened, file.name, is_fast=False)
+        video = Video(*opened, file, is_fast=False)
         video.keep_first()
-        return ImagePackets(video, bsf)
+        return ImagePackets(video, [(-math.inf, math.inf)])
 
 
 def window_of(timestamp: tuple[SupportsFloat | str, SupportsFloat | str]) -> tuple[float, float]:
@@ -160,8 +121,8 @@ def window_of(timestamp: tuple[SupportsFloat | str, SupportsFloat | str]) -> tup
 class VideoPackets:
     """The encoded packets of a video, or of a window of it, in decoding order.
 
-    May be decoded many times, by one thread at a time, and pickled. In the fast way the packets say
-    which frames there are. Otherwise a decode of all tells, once somebody asks for their times.
+    May be decoded many times, by one thread at a time. In the fast way the packets say which frames
+    there are. Otherwise a decode of all tells, once somebody asks for their times.
     """
 
     def __init__(
@@ -169,8 +130,6 @@ class VideoPackets:
         video: Video,
         spans: Sequence[tuple[float, float]],
         timestamp: tuple[float, float] | None = None,
-        bsf: str | None = None,
-        again: Callable[[], VideoPackets] | None = None,
     ) -> None:
         """Read what the frames in some spans of time need, or everything.
 
@@ -178,13 +137,12 @@ class VideoPackets:
             video: open, at its first packet.
             spans: in seconds, ascending and apart.
             timestamp: the window, if it is one.
-            bsf: FFmpeg's description of bitstream filters for the packets.
-            again: reads the same from the first packet on.
 
-        Raises: UnsureError: the fast way ends here; ValueError: FFmpeg refuses ``bsf``.
+        Raises: UnsureError: the fast way ends here.
         """
         self.source = video.source
         """The file's name in errors."""
+        self._file = video.file
         self.codec = codec = video.codec
         self.width, self.height = codec.width, codec.height
         """The coded size in pixels, before a rotation."""
@@ -199,22 +157,16 @@ class VideoPackets:
         """Whether frames are counted, for the container has no times (AVI, raw streams)."""
         self.is_fast = video.is_fast
         """Whether the packets say which frames there are, and decoding may begin at any entry."""
-        found = video.near(spans) if self.is_fast else video.from_first(spans[-1][1])
-        self.packets = found if bsf is None else filter_packets(found, video.stream, bsf)
+        self.packets = video.near(spans) if self.is_fast else video.from_first(spans[-1][1])
         """PyAV's packets."""
         self.num_packets = len(self.packets)
         """Their number, those before the window that decoding needs included."""
         self.labels = [Label.of(packet, self.codec) for packet in self.packets]
-        self._upright: list[tuple[str, str]] | None = None
-        """The filters that put frames upright; None where each frame has its own rotation."""
-        self.unseen: frozenset[int | None] = frozenset()
-        """The times of frames that are not displayed, if the decoder does not leave them out."""
-        self._again = again
-        self._context: VideoCodecContext | None = video.stream.codec_context
+        self._context: VideoCodecContext = video.stream.codec_context
         self._lock = RLock()
         self._shown: list[tuple[int, int]] | None = None
         if self.is_fast:
-            self._shown = self._promised(is_from_first=found[:1] == [video.first])
+            self._shown = self._promised(is_from_first=self.packets[:1] == [video.first])
 
     def _promised(self, *, is_from_first: bool) -> list[tuple[int, int]]:
         """Return ``shown`` as the packets say it.
@@ -255,61 +207,27 @@ class VideoPackets:
         return self._shown
 
     def fall_back(self) -> None:
-        """Leave the fast way, after what came out did not pass the check.
-
-        Raises: UnsureError: the packets are those of a window, and cannot be read again.
-        """
+        """Leave the fast way, after what came out did not pass the check."""
         with self._lock:
             if self.timestamp is None:
                 self.is_fast, self._shown = False, None
-            elif self._again is not None:
-                self.__dict__.update({**self._again().__dict__, "_lock": self._lock})
             else:
-                raise UnsureError(
-                    f"{self.source}: its packets do not tell the frames of the window, and cannot "
-                    "be read again here: demux all of it, without a timestamp."
-                )
+                again = _read(self._file, self.timestamp, is_fast=False)
+                self.__dict__.update({**again.__dict__, "_lock": self._lock})
 
     @scope
-    def decoder(
-        self, num_threads: int = 1, config: DecodeConfig | None = None
-    ) -> Iterator[VideoCodecContext]:
-        """A decoder, which one thread at a time has: the demuxer's own, which alone knows the
-        rotation of the frames, unless it has another number of threads or a configuration.
-
-        Raises: ValueError: FFmpeg has no such decoder or option as ``config`` asks for.
-        """
+    def decoder(self, num_threads: int = 1) -> Iterator[VideoCodecContext]:
+        """The demuxer's own decoder, which one thread at a time has; ``num_threads`` are those of
+        the first time."""
         with self._lock:
             context = self._context
-            if context is not None and context.is_open and context.thread_count != num_threads:
-                context = None
-            if config is not None or context is None:
-                self._learn_upright()
-                context = self.codec.new_context(config)
             if not context.is_open:
-                self.codec.open(context, num_threads, config, is_counted=self.is_counted)
+                set_threads(context, num_threads, is_counted=self.is_counted)
             try:
                 yield context
             finally:
                 context.skip_frame = "DEFAULT"
                 context.flush_buffers()
-
-    def upright_of(self, frame: VideoFrame) -> list[tuple[str, str]]:
-        """Return the filters that put a frame upright."""
-        return upright_filters(frame) if self._upright is None else self._upright
-
-    def _learn_upright(self) -> None:
-        """Learn ``upright`` before another than the demuxer's own decoder is used."""
-        if self._upright is not None or self._context is None:
-            return
-        self._upright = []
-        # Packets that an edit list cuts off give no frame.
-        for packet in [*self.packets, None]:
-            with contextlib.suppress(FFmpegError):
-                if frames := self._context.decode(packet):
-                    self._upright = upright_filters(frames[0])
-                    break
-        self._context.flush_buffers()
 
     def get_timestamps(self) -> list[float]:
         """Return the display time of each frame of the window, in seconds, ascending."""
@@ -327,11 +245,9 @@ class VideoPackets:
         (first, _), (last, _) = self.shown[0], self.shown[-1]
         return float((last - first + last_duration(self.labels)) * self.time_base)
 
-    def clone(self) -> Self:
-        """Return the same packets with another decoder."""
-        twin = copy.copy(self)
-        twin._again = self._again
-        return twin
+    def clone(self) -> VideoPackets:
+        """Return the same packets, read again, with another decoder."""
+        return _read(self._file, self.timestamp)
 
     def __len__(self) -> int:
         """Return the number of frames in the window."""
@@ -344,33 +260,13 @@ class VideoPackets:
             f"{self.num_packets} packets, {self.codec!r}>"
         )
 
-    def __getstate__(self) -> dict[str, Any]:
-        with self._lock:
-            self._learn_upright()
-        return {
-            **self.__dict__,
-            "packets": [_content(packet) for packet in self.packets],
-            "_upright": self._upright or [],
-            **dict.fromkeys(("_again", "_context", "_lock")),
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._lock = RLock()
-        # PyAV cannot mark packets whose frames are not displayed.
-        self.unseen = frozenset(each.pts for each in self.labels if not each.is_shown)
-        self.packets = [
-            _packet(content, label, self.time_base)
-            for content, label in zip(state["packets"], self.labels, strict=True)
-        ]
-
 
 class ImagePackets(VideoPackets):
     """The encoded packet of one image, decoded as stored: nothing puts it upright."""
 
-    def __init__(self, video: Video, bsf: str | None) -> None:
-        super().__init__(video, [(-math.inf, math.inf)], bsf=bsf)
-        self._upright = []
+    def clone(self) -> ImagePackets:
+        """Return the same, likewise."""
+        return _read_image(self._file)
 
 
 def last_duration(labels: Sequence[Label]) -> int:
@@ -387,27 +283,3 @@ def last_duration(labels: Sequence[Label]) -> int:
         if is_step and before is not None and label.duration > MOST_UNEVEN * (time - before):
             return time - before
     return label.duration
-
-
-_Content: TypeAlias = "tuple[bytes, bool, list[tuple[str, bytes]]]"
-"""A packet's data, whether the container calls it damaged, and what came beside it: kinds and
-bytes."""
-
-
-def _content(packet: Packet[Any]) -> _Content:
-    # A palette comes beside the data.
-    beside = [(each.data_type, bytes(each)) for each in packet.iter_sidedata()]
-    return bytes(packet), packet.is_corrupt, beside
-
-
-def _packet(content: _Content, label: Label, tick: Fraction) -> Packet[Any]:
-    # FFmpeg's decoders read beyond the end: memory of its own has zeros there, bytes have anything.
-    packet: Packet[Any] = Packet(len(content[0]))
-    packet.update(content[0])
-    packet.pts, packet.dts, packet.duration = label[:3]
-    packet.time_base, packet.is_keyframe, packet.is_corrupt = tick, label.is_key, content[1]
-    for kind, beside in content[2]:
-        data = _beside(_KINDS_BESIDE.index(kind), len(beside))
-        data.update(beside)
-        packet.set_sidedata(data)
-    return packet

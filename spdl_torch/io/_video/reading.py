@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from av.packet import Packet
     from av.video.stream import VideoStream
 
+    from .opening import MediaFile
     from .packets import VideoPackets
 
 _GENERATE_PTS = 1
@@ -57,7 +58,7 @@ class Video:
         self,
         container: InputContainer,
         stream: AudioStream | VideoStream,
-        name: str,
+        file: MediaFile,
         *,
         is_fast: bool = True,
     ) -> None:
@@ -65,14 +66,14 @@ class Video:
         # FFmpeg would invent display times where the container has none; they are wrong where two
         # B-frames follow each other.
         container.flags &= ~_GENERATE_PTS
-        self.container, self.source = container, name
+        self.container, self.file, self.source = container, file, file.name
         self.stream: Any = stream
         self.codec = VideoCodec.of(self.stream)
         self.packets = packets_of(container, stream)
         """Those that come next."""
         first = next(self.packets, None)
         if first is None:
-            raise no_frame(name)
+            raise no_frame(file.name)
         self.first = first
         """The first packet of all; it still comes."""
         self.packets = itertools.chain([first], self.packets)

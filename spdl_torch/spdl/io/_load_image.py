@@ -11,13 +11,12 @@ from ...io._transfer.transfer import check_device_config, to_device
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ...io import CUDAConfig, DecodeConfig, DemuxConfig, Source
+    from ...io import CUDAConfig, DecodeConfig, Source
 
 
 def load_image(
     src: Source,
     *,
-    demux_config: DemuxConfig | None = None,
     decode_config: DecodeConfig | None = None,
     filter_desc: str | None = RGB24,
     device_config: CUDAConfig | None = None,
@@ -28,8 +27,8 @@ def load_image(
 
     Args:
         src: as in :func:`spdl_torch.io.decode_image`.
-        demux_config, decode_config, filter_desc: of ``demux_image`` and ``decode_packets``. With
-            one of them FFmpeg decodes the image; without, it has Pillow's pixels.
+        decode_config, filter_desc: of ``decode_packets``. With one of them FFmpeg decodes the
+            image; without, it has Pillow's pixels.
         device_config: of ``cuda_config``: where the image goes; None: it stays on the CPU.
         name: of the source in errors; None: its path, or ``<bytes>``.
 
@@ -38,9 +37,9 @@ def load_image(
     """
     if device_config is not None:
         check_device_config(device_config, "load_image")
-    if filter_desc == RGB24 and demux_config is None and decode_config is None:
+    if filter_desc == RGB24 and decode_config is None:
         image = io.load_image(src, name=name).permute(1, 2, 0)
     else:
-        packets = io.demux_image(src, demux_config=demux_config, name=name)
+        packets = io.demux_image(src, name=name)
         image = io.convert_frames(io.decode_packets(packets, filter_desc, decode_config))
     return image if device_config is None else to_device(image, device_config)
