@@ -90,13 +90,12 @@ def test_other_rates_and_channels_are_those_of_the_whole(sound):
 def test_errors_name_the_file(tmp_path):
     """And say whose fault it is."""
     content = write(*KINDS["wav"])
-    rate = "sample_rate must be 1 to 100,000,000 or None, got "
     for source, options, error, match in (
         (content, {"timestamp": (7, 8)}, DecodeError, r"<bytes>: no sound in \[7, 8\) s"),
         (b"no sound at all", {}, DecodeError, "<bytes>: "),
         (tmp_path / "missing.wav", {}, FileNotFoundError, "missing"),
-        (content, {"sample_rate": 0}, ValueError, rate + "0"),
-        (content, {"sample_rate": 2**31 - 1}, ValueError, rate + "2147"),
+        (content, {"sample_rate": 0}, ValueError, "sample_rate must be >= 1 or None, got 0"),
+        (content, {"sample_rate": 16e3}, TypeError, r"must be an int or None, got 16000\.0"),
         (content, {"num_channels": 9}, ValueError, "num_channels must be 1 to 8"),
         (content, {"timestamp": (2, 1)}, ValueError, "start < end"),
     ):
@@ -114,55 +113,10 @@ def wav(samples):
     return file.getvalue()
 
 
-def test_sound_that_cannot_be_converted_is_an_error_that_says_so():
-    """FFmpeg has rules for the layouts that have a name, and its resampler holds more samples than
-    it has been given; a format may not change within the file, also where nothing is converted."""
-    with pytest.raises(DecodeError, match=r"<bytes>: FFmpeg cannot make stereo .* of 9 channels"):
+def test_channels_that_cannot_be_mixed_are_an_error():
+    """FFmpeg has rules for the layouts that have a name."""
+    with pytest.raises(DecodeError, match=r"^<bytes>: "):
         load_audio(wav(np.zeros((99, 9), np.int16)), num_channels=2)
-    content = wav(np.ones((16, 1), np.int16))
-    assert load_audio(content).shape == (1, 16)
-    with pytest.raises(DecodeError, match=r"its sound is too short: .* of 16 at 48000 Hz"):
-        load_audio(content, sample_rate=16_000)
-    parts = [write("mpegts", "ac3", "fltp", layout, 4800) for layout in ("stereo", "mono")]
-    with pytest.raises(DecodeError, match=r"changes its format, from stereo at .* to mono at"):
-        load_audio(b"".join(parts))
-
-
-def late(content, container, seconds):
-    """The packets of a file, those of the second half later by some time."""
-    file = io.BytesIO()
-    with av.open(io.BytesIO(content)) as source, av.open(file, "w", container) as out:
-        stream = out.add_stream_from_template(source.streams.audio[0])
-        packets = [packet for packet in source.demux(audio=0) if packet.size]
-        for number, packet in enumerate(packets):
-            if number >= len(packets) // 2:
-                packet.pts += round(seconds / packet.time_base)
-                packet.dts = packet.pts
-            packet.stream = stream
-            out.mux(packet)
-    return file.getvalue()
-
-
-@pytest.mark.parametrize("kind", ["aac in mp4", "opus in webm", "ac3 in ts"])
-def test_a_window_after_a_gap_is_an_error_and_the_whole_has_all_samples(kind):
-    """Samples do not tell their time there; before it they do."""
-    content = late(write(*KINDS[kind]), KINDS[kind][0], 0.1)
-    samples, begin = decoded(content)
-    assert torch.equal(load_audio(content), samples)
-    before = load_audio(content, (begin, begin + 0.2))
-    assert torch.equal(before, samples[:, : before.shape[1]])
-    for window in ((0.35, 0.4), (0.1, 0.5), (0, 9)):
-        with pytest.raises(DecodeError, match=r"^<bytes>: its sound has a gap from .* s to .* s"):
-            load_audio(content, (begin + window[0], begin + window[1]))
-
-
-def test_a_window_of_files_that_were_glued_together_is_an_error_where_times_go_back():
-    """A time does not say which of two is meant."""
-    one = write("matroska", "pcm_s16le", "s16", "stereo")
-    assert load_audio(one + one).shape[1] == 2 * 24_000
-    assert torch.equal(load_audio(one + one, (0.1, 0.3)), load_audio(one, (0.1, 0.3)))
-    with pytest.raises(DecodeError, match=r"^<bytes>: its sound goes back from 0.500 s to 0.000 s"):
-        load_audio(one + one, (0.6, 0.7))
 
 
 def test_random_bytes_after_a_transport_stream_do_no_harm():
