@@ -62,7 +62,6 @@ def our_clip(request: Request) -> Any:
         lambda info: request.moments,
         width=PIXELS,
         height=PIXELS,
-        resize="swscale",
     ).frames
 
 

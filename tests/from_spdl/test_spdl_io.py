@@ -125,9 +125,7 @@ def test_image_packets_can_be_decoded_again_and_copied(files):
         assert (type(again).__name__, type(frames).__name__) == ("ImagePackets", "ImageFrames")
         assert torch.equal(convert_frames(frames), image)
     assert (packets.width, packets.height, packets.pix_fmt) == (96, 80, "yuvj420p")
-    assert "a picture" in repr(packets)
     assert decode_packets(packets).pts == 0.0
-    assert decode_packets(packets).metadata == {}
 
 
 @pytest.mark.parametrize("name", ["100%03d.jpg", "a*[b]?.jpg", "ab::c.jpg"])
@@ -138,16 +136,12 @@ def test_image_is_opened_by_its_very_name(files, tmp_path, name):
     assert torch.equal(found, convert_frames(decode_packets(demux_image(files / "colours.jpg"))))
 
 
-def test_frames_are_taken_by_place_slice_and_list(files):
-    """As a sequence's, with its errors; there are always some."""
+def test_frames_are_taken_by_place(files):
+    """As a sequence's, with its errors."""
     frames = decode_packets(demux_video(files / "no b-frames.mp4"))
     assert [f.pts for f in (frames[0], frames[-1])] == pytest.approx([0.0, 39 / 25])
-    assert frames[[3, 1]].get_timestamps() == pytest.approx([3 / 25, 1 / 25])
-    assert len(frames[5:1000]) == 35
     with pytest.raises(IndexError, match="list index out of range"):
         frames[40]
-    with pytest.raises(IndexError, match="leaves none of 40 frames"):
-        frames[5:5]
 
 
 @pytest.mark.parametrize(

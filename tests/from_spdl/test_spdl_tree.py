@@ -64,6 +64,12 @@ NOT_TAKEN = {
     **dict.fromkeys(
         ["io.demux_image: bsf", "io.demux_video: bsf"], "PyAV's BitStreamFilterContext"
     ),
+    **dict.fromkeys(
+        [f"io.get_video_filter_desc: {name}" for name in ("frame_rate", "timestamp", "scale_mode")]
+        + [f"io.get_video_filter_desc: crop_{name}" for name in ("width", "height")]
+        + [f"io.get_video_filter_desc: {name}" for name in ("num_frames", "pad_mode")],
+        "filter_desc=",
+    ),
     "pipeline.build_pipeline: background_tasks": "start a thread or an event loop of your own",
     "pipeline.run_pipeline_in_subprocess: background_tasks": "the same",
     "pipeline.iterate_in_subprocess: arena": "arrays always go through shared memory",

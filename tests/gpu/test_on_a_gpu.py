@@ -98,7 +98,7 @@ def test_batches_are_those_of_torchs_loader(gpu, options):
 def frames_of(pictures, video, **options):
     """By each function that loads some."""
     sampler = uniform_frames(4)
-    sized = {**options, "width": 160, "height": 128, "resize": "antialias"}
+    sized = {**options, "width": 160, "height": 128}
     return [
         load_image_batch(pictures, width=32, height=24, **options),
         load_clip(video, sampler, **sized).frames,

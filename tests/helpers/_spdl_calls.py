@@ -28,7 +28,7 @@ def _seen(io, path):
     facts = [packets.width, packets.height, *packets.frame_rate, *packets.codec.time_base]
     facts += [*packets.timestamp, *packets.get_timestamps()]
     frames = io.decode_packets(packets)
-    facts += [len(frames), frames.num_frames, frames.num_planes, frames.width, frames.height]
+    facts += [len(frames), frames.num_frames, frames.width, frames.height]
     facts += [*frames.time_base, *frames.get_timestamps(), *frames.get_pts()]
     return np.array([*facts, frames[2].pts, frames[-1].pts], np.float64)
 
@@ -37,11 +37,9 @@ VIDEO = {
     "plain": lambda io, p: io.load_video(p),
     "steps": lambda io, p: io.convert_frames(io.decode_packets(io.demux_video(p))),
     "scale": lambda io, p: io.convert_frames(_frames(io, p, scale_width=32, scale_height=40)),
-    "crop": lambda io, p: io.convert_frames(_frames(io, p, crop_width=20, crop_height=16)),
-    "fps": lambda io, p: io.convert_frames(_frames(io, p, frame_rate=(7, 1))),
+    "fps": lambda io, p: io.convert_frames(_frames(io, p, filter_desc="fps=7/1")),
     "own format": lambda io, p: io.convert_frames(_frames(io, p, pix_fmt=None)),
     "gray": lambda io, p: io.convert_frames(_frames(io, p, pix_fmt="gray")),
-    "padded": lambda io, p: io.convert_frames(_frames(io, p, num_frames=70)),
     "bytes": lambda io, p: io.load_video(Path(p).read_bytes(), name="a video"),
     "window": lambda io, p: io.load_video(p, (0.2, 0.7)),
     "three": lambda io, p: io.convert_frames(
@@ -53,8 +51,6 @@ VIDEO = {
     "configured": lambda io, p: io.load_video(
         p, decode_config=io.decode_config(decoder_options={"threads": "2"})
     ),
-    "chosen": lambda io, p: io.convert_frames(io.decode_packets(io.demux_video(p))[3:9]),
-    "listed": lambda io, p: io.convert_frames(io.decode_packets(io.demux_video(p))[[5, 2, 2]]),
     "one": lambda io, p: io.convert_frames(io.decode_packets(io.demux_video(p))[4]),
     "two videos": lambda io, p: io.convert_frames([_frames(io, p), _frames(io, p)]),
     "stored": lambda io, p: io.convert_frames(_frames(io, p), io.cpu_storage(4_000_000, False)),
@@ -62,7 +58,7 @@ VIDEO = {
 }
 
 LARGE_BYTES = 200_000
-OF_LARGE = ("plain", "scale", "crop", "fps", "window", "sampled", "facts")
+OF_LARGE = ("plain", "scale", "fps", "window", "sampled", "facts")
 
 STRETCH = "scale=w=40:h=24,format=pix_fmts=rgb24"
 

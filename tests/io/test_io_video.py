@@ -56,15 +56,14 @@ def test_times_of_frames_give_these_frames_at_fine_time_bases(ticks):
 
 
 def test_packets_say_what_they_are():
-    """Sizes, rate, times and a readable repr. No more are read than are needed: from the keyframe
-    before the window until a little after it."""
+    """Sizes, rate and times. No more are read than are needed: from the keyframe before the window
+    until a little after it."""
     packets = demux_video(EXAMPLE, timestamp=(0.4, 0.8))
     assert (packets.width, packets.height, packets.pix_fmt) == (64, 48, "yuv420p")
     assert (packets.frame_rate, packets.codec.name) == ((25, 1), "h264")
     assert (packets.timestamp, packets.duration) == ((0.4, 0.8), pytest.approx(0.4))
     assert demux_video(EXAMPLE).duration == pytest.approx(1.6)
-    for part in ("<bytes>", "10 frames in [0.4, 0.8) s", "h264 yuv420p 64x48"):
-        assert part in repr(packets)
+    assert len(packets) == 10
     packets = demux_video(write_video(KINDS["long"]), timestamp=(25.0, 25.4))
     assert len(packets) == 2
     assert packets.num_packets <= 50 + 10  # a keyframe every 50 frames
@@ -130,9 +129,8 @@ def test_convert_frames_of_lists():
     assert convert_frames(images).shape == (2, 48, 64, 3)
     assert convert_frames(images[0]).shape == (48, 64, 3)
     assert len(frames) == frames.num_frames == 40
-    assert "40 frames, 0.000 to 1.560 s, rgb24 64x48" in repr(frames)
     own = decode_packets(packets, None, num_frames=7)  # the video's own format
-    assert (len(own), own.pix_fmt, own.num_planes) == (7, "yuv420p", 3)
+    assert (len(own), own.pix_fmt) == (7, "yuv420p")
 
 
 @pytest.mark.parametrize("filter_desc", [None, "format=pix_fmts=bgr24", "vflip", "hflip,vflip"])
@@ -197,19 +195,9 @@ def test_stream_that_the_container_prefers_is_read():
             "pad=w=224:h=100:x=-1:y=-1:color=black,format=pix_fmts=rgb24",
         ),
         (
-            {"scale_width": 224, "scale_height": 100, "scale_mode": "crop", "filter_desc": "hflip"},
-            "scale=w=224:h=100:flags=bicubic:force_original_aspect_ratio=increase,"
-            "crop=w=224:h=100,hflip,format=pix_fmts=rgb24",
-        ),
-        (
-            {"frame_rate": (10, 1), "crop_width": 90, "crop_height": 80, "num_frames": 5},
-            "fps=10/1,crop=w=90:h=80,tpad=stop=-1:stop_mode=clone,trim=end_frame=5,"
-            "format=pix_fmts=rgb24",
-        ),
-        (
-            {"timestamp": (1.5, 2), "num_frames": 3, "pad_mode": "black", "pix_fmt": "gray8"},
-            "trim=start=1.5:end=2,tpad=stop=-1:stop_mode=add:color=black,trim=end_frame=3,"
-            "format=pix_fmts=gray8",
+            {"scale_width": 224, "scale_algo": "area", "filter_desc": "hflip", "pix_fmt": "gray8"},
+            "scale=w=224:h=0:flags=area:force_original_aspect_ratio=decrease,"
+            "pad=w=224:h=0:x=-1:y=-1:color=black,hflip,format=pix_fmts=gray8",
         ),
     ],
 )
@@ -222,12 +210,10 @@ def test_get_filter_desc_writes_what_spdl_writes(options, expected):
 @pytest.mark.parametrize(
     ("options", "shape"),
     [
-        ({"scale_width": 32, "scale_height": -2, "scale_mode": None}, (40, 24, 32, 3)),
-        ({"scale_width": 32, "scale_height": 32, "scale_mode": "crop"}, (40, 32, 32, 3)),
-        ({"crop_width": 20}, (40, 48, 20, 3)),
-        ({"frame_rate": (5, 1)}, (8, 48, 64, 3)),
-        ({"num_frames": 50}, (50, 48, 64, 3)),
-        ({"num_frames": 3}, (3, 48, 64, 3)),
+        ({"scale_width": 32}, (40, 24, 32, 3)),
+        ({"scale_width": 32, "scale_height": 32}, (40, 32, 32, 3)),
+        ({"filter_desc": "fps=5"}, (8, 48, 64, 3)),
+        ({"filter_desc": "tpad=stop=-1:stop_mode=clone,trim=end_frame=50"}, (50, 48, 64, 3)),
     ],
 )
 def test_filters_do_what_they_say(options, shape):
@@ -266,14 +252,12 @@ def clip_of(moments, **options):
         (sampled(5, 3), ValueError, "indices must"),
         (sampled(40), IndexError, "indices must"),
         (partial(demux_video, EXAMPLE, timestamp=(2, 1)), ValueError, "start < end"),
-        (partial(get_video_filter_desc, scale_width=3, scale_mode="f"), ValueError, "scale_mode"),
         (partial(load_video, EXAMPLE, device_config=1), UnsupportedOptionError, "config must be"),
         (lambda: load_video(3), TypeError, "a video source must be"),
         *(
             (partial(load, EXAMPLE, timestamp=wrong), ValueError, r"must be \(start, end\) in sec")
             for load, wrong in ((load_video, 1), (load_video, (0,)), (load_audio, ("a", 1)))
         ),
-        (partial(load_audio, EXAMPLE, sample_rate=16e3), ValueError, r"1 to .*, got 16000\.0"),
         (partial(uniform_frames, 2.5), TypeError, "num_frames must be an int, got 2.5"),
         (partial(load_clip, EXAMPLE, [0.1]), TypeError, r"load_clip: sampler must be a function"),
         (partial(load_clip_batch, "a.mp4", uniform_frames(2)), TypeError, "list of sources, got"),
@@ -282,7 +266,6 @@ def clip_of(moments, **options):
         (clip_of([float("nan")]), ValueError, "finite"),
         (clip_of([100.0]), DecodeError, "<bytes>: no frame at 100 s, the video ends at 1.6 s"),
         (clip_of([0], width=0), ValueError, "width and height must be"),
-        (clip_of([0], resize="bicubic"), ValueError, "resize must be"),
         (clip_of([0], pix_fmt="gray8"), UnsupportedOptionError, "pix_fmt must be 'rgb24'"),
         (lambda: uniform_frames(0), ValueError, "num_frames must be >= 1"),
         (lambda: uniform_frames(3, (2, 1)), ValueError, "window must be"),

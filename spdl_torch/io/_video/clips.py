@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn.functional import interpolate
 
 from spdl_torch.errors import DecodeError, UnsupportedOptionError
 from spdl_torch.shown_text import short_repr
 
-from .._options import RGB24, check_batch, check_size, fitted_size
+from .._options import RGB24, check_batch, check_size
 from .._storage import Storage, room_for
 from .._transfer.transfer import CUDAConfig, check_device_config, to_device
 from . import decode
@@ -67,7 +66,6 @@ def load_clip(
     width: int | None = None,
     height: int | None = None,
     pix_fmt: Literal["rgb24"] = "rgb24",
-    resize: Literal["swscale", "antialias"] = "swscale",
     num_threads: int = 1,
     storage: Storage | None = None,
     device_config: CUDAConfig | None = None,
@@ -82,11 +80,8 @@ def load_clip(
         sampler: called with a :class:`VideoInfo`, returns the moments in seconds, in any order,
             repeated or not: :func:`uniform_frames`, :func:`random_clip`, :func:`strided_frames` or
             a function of your own. A moment before the first frame gives the first frame.
-        width, height: the size of the result in pixels. With one None the aspect ratio is kept,
-            with both the size.
-        resize: "swscale" is bilinear and fast, straight from the video's own pixel format;
-            "antialias" equals torch's ``interpolate(mode="bilinear", antialias=True)`` of the RGB
-            frames, within one level (of 255).
+        width, height: the size of the result in pixels; bilinear, straight from the video's own
+            pixel format. With one None the aspect ratio is kept, with both the size.
         num_threads: the threads of FFmpeg's decoder and filters.
         storage: memory for the frames, of :func:`cpu_storage` or :func:`batch_storage`.
         device_config: of :func:`cuda_config`: the device for the frames.
@@ -99,7 +94,7 @@ def load_clip(
         ValueError: the sampler returns no moments, or one that is not finite; ``storage`` is too
             small.
     """
-    options = width, height, pix_fmt, resize, num_threads, storage
+    options = width, height, pix_fmt, num_threads, storage
     clips = _load([src], sampler, "load_clip", device_config, *options)
     return Clip(clips.frames[0], clips.timestamps[0])
 
@@ -111,7 +106,6 @@ def load_clip_batch(
     width: int | None = None,
     height: int | None = None,
     pix_fmt: Literal["rgb24"] = "rgb24",
-    resize: Literal["swscale", "antialias"] = "swscale",
     num_threads: int = 1,
     storage: Storage | None = None,
     device_config: CUDAConfig | None = None,
@@ -126,13 +120,13 @@ def load_clip_batch(
         sampler: as in :func:`load_clip`, called for each video in turn.
         storage: memory for the frames, of :func:`cpu_storage`; or :func:`batch_storage`, whose
             batches a loader sends to its device without another copy.
-        width, height, pix_fmt, resize, num_threads, device_config: as in :func:`load_clip`.
+        width, height, pix_fmt, num_threads, device_config: as in :func:`load_clip`.
 
     Returns: the clips in the order of ``srcs``.
     Raises: as :func:`load_clip`; DecodeError: the clips differ in size or number of frames;
         ValueError: no sources.
     """
-    options = width, height, pix_fmt, resize, num_threads, storage
+    options = width, height, pix_fmt, num_threads, storage
     return _load(srcs, sampler, "load_clip_batch", device_config, *options)
 
 
@@ -168,13 +162,10 @@ class _Batch:
         width: int | None,
         height: int | None,
         pix_fmt: str,
-        resize: str,
         num_threads: int,
         storage: Storage | None,
     ) -> None:
         check_size(width, height, where)
-        if resize not in ("swscale", "antialias"):
-            raise ValueError(f"resize must be 'swscale' or 'antialias', got {resize!r}.")
         if pix_fmt != "rgb24":
             raise UnsupportedOptionError(
                 f"{where}: pix_fmt must be 'rgb24', got {pix_fmt!r}. Use demux_video, "
@@ -186,11 +177,10 @@ class _Batch:
         """uint8, (N, T, H, W, 3); the first frame's size is that of all."""
         self.num_threads = num_threads
         """Those of a decoder, and of the filters."""
-        size, self._storage = (width, height), storage
-        self._size = size if resize == "antialias" else None
+        self._storage = storage
         scale = ""
-        if resize == "swscale" and size != (None, None):
-            scale = _SCALE.format(*(-1 if pixels is None else pixels for pixels in size))
+        if width is not None or height is not None:
+            scale = _SCALE.format(*(-1 if pixels is None else pixels for pixels in (width, height)))
         self._filters = scale + RGB24
         self._num_clips, self._num_done = num_clips, 0
 
@@ -204,7 +194,7 @@ class _Batch:
         for frame, rows in shown:
             times[rows] = float(frame.pts or 0)
             (filtered,) = chain.push(frame)
-            image = self._image(filtered)
+            image = rgb_view(filtered)
             shape = num_moments, *image.shape
             if not hasattr(self, "frames"):
                 self.frames = room_for((self._num_clips, *shape), self._storage)
@@ -218,17 +208,6 @@ class _Batch:
                 self.frames[self._num_done, row].copy_(image)
         self._num_done += 1
         return times * float(video.codec.tick)
-
-    def _image(self, frame: VideoFrame) -> Tensor:
-        """Return a filtered frame as an image: uint8, shape (H, W, 3)."""
-        image = rgb_view(frame)
-        if self._size is None:
-            return image
-        width, height = fitted_size(*self._size, image.shape[1], image.shape[0])
-        # A batch of one in channels_last memory, for which the uint8 kernel is fast.
-        picture = image.contiguous().permute(2, 0, 1)[None]
-        resized = interpolate(picture, (height, width), mode="bilinear", antialias=True)
-        return resized[0].permute(1, 2, 0)
 
 
 def _load_clip(file: MediaFile, sampler: ClipSampler, batch: _Batch) -> Tensor:

@@ -80,10 +80,6 @@ class VideoCodec:
         rate = Fraction(*self.frame_rate)
         return 1 / (rate * self.tick) if rate else Fraction(0)
 
-    def __repr__(self) -> str:
-        rate = "{}/{}".format(*self.frame_rate)
-        return f"<{self.name} {self.pix_fmt} {self.width}x{self.height} at {rate} frames/s>"
-
 
 def set_threads(context: VideoCodecContext, num_threads: int, *, is_counted: bool) -> None:
     """Set the number of threads of a decoder, which opens with its first packet."""

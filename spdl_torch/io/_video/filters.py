@@ -7,7 +7,7 @@ import re
 import shlex
 import struct
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from av.error import BlockingIOError as NoFrameYet, EOFError as NoFrameLeft, FFmpegError
 from av.filter import Graph
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 _IN_ORDER = ("copy", "")
 """A filter after which lines run forwards, as those of a tensor do; in an AVI, raw ones may not."""
 
-ScaleMode = Literal["pad", "crop"] | None
-
 
 def get_filter_desc(packets: VideoPackets, **options: Any) -> str | None:
     """Return the filter description for these packets.
@@ -43,69 +41,33 @@ def get_filter_desc(packets: VideoPackets, **options: Any) -> str | None:
 
 def get_video_filter_desc(
     *,
-    frame_rate: tuple[int, int] | None = None,
-    timestamp: tuple[float, float] | None = None,
     scale_width: int | None = None,
     scale_height: int | None = None,
     scale_algo: str = "bicubic",
-    scale_mode: ScaleMode = "pad",
-    crop_width: int | None = None,
-    crop_height: int | None = None,
     pix_fmt: str | None = "rgb24",
-    num_frames: int | None = None,
-    pad_mode: str | None = None,
     filter_desc: str | None = None,
 ) -> str | None:
     """Return a filter description in FFmpeg's language, for :func:`decode_packets`.
 
     Args:
-        frame_rate: frames a second, as numerator and denominator; frames are dropped or repeated.
-        timestamp: keep the frames of ``start <= time < end``, in seconds.
-        scale_width, scale_height: resize; 0 (or None, if the other is given) keeps the size, -n
-            keeps the shape with a size that can be divided by n.
+        scale_width, scale_height: resize, and fill up another shape with black borders; 0 (or None,
+            if the other is given) keeps the size.
         scale_algo: one of FFmpeg's flags for scaling, such as "bilinear" or "area".
-        scale_mode: for another shape: "pad" adds black borders, "crop" cuts off what is too much,
-            None distorts.
-        crop_width, crop_height: cut that out of the middle, after scaling.
         pix_fmt: FFmpeg's name of the pixel format; None keeps what the video has.
-        num_frames: cut after this many, or add frames up to this number.
-        pad_mode: colour of the frames added; None repeats the last.
         filter_desc: more filters, before the pixel format.
 
     Returns: the description, or None if nothing is asked for.
     """
-    if scale_mode not in ("pad", "crop", None):
-        raise ValueError(f"scale_mode must be 'pad', 'crop' or None, got {scale_mode!r}.")
     filters = []
-    if frame_rate is not None:
-        filters.append("fps={}/{}".format(*frame_rate))
-    if timestamp is not None:
-        filters.append("trim=start={}:end={}".format(*timestamp))
     if scale_width is not None or scale_height is not None:
-        filters += _scale(scale_width or 0, scale_height or 0, scale_algo, scale_mode)
-    if crop_width is not None or crop_height is not None:
-        sizes = {"w": crop_width, "h": crop_height}
-        given = [f"{key}={value}" for key, value in sizes.items() if value is not None]
-        filters.append("crop=" + ":".join(given))
-    if num_frames is not None:
-        added = "stop_mode=clone" if pad_mode is None else f"stop_mode=add:color={pad_mode}"
-        filters += [f"tpad=stop=-1:{added}", f"trim=end_frame={num_frames}"]
+        size = f"w={scale_width or 0}:h={scale_height or 0}"
+        fit = f"flags={scale_algo}:force_original_aspect_ratio=decrease"
+        filters = [f"scale={size}:{fit}", f"pad={size}:x=-1:y=-1:color=black"]
     if filter_desc is not None:
         filters.append(filter_desc)
     if pix_fmt is not None:
         filters.append(f"format=pix_fmts={pix_fmt}")
     return ",".join(filters) or None
-
-
-def _scale(width: int, height: int, algorithm: str, mode: ScaleMode) -> list[str]:
-    size = f"w={width}:h={height}"
-    scale = f"scale={size}" + (f":flags={algorithm}" if algorithm else "")
-    if mode == "pad":
-        keep = ":force_original_aspect_ratio=decrease"
-        return [scale + keep, f"pad={size}:x=-1:y=-1:color=black"]
-    if mode == "crop":
-        return [scale + ":force_original_aspect_ratio=increase", f"crop={size}"]
-    return [scale]
 
 
 def parse_filters(description: str) -> list[tuple[str, str]]:

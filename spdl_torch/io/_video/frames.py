@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from contextlib import closing
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, SupportsFloat, overload
+from typing import TYPE_CHECKING, Any, SupportsFloat
 
 import numpy as np
 import torch
@@ -56,8 +56,6 @@ class VideoFrames:
         """The size in pixels, after filtering."""
         self.pix_fmt = first.format.name
         """FFmpeg's name of the pixel format."""
-        self.num_planes = len(first.planes)
-        """The number of planes of the pixel format."""
 
     @property
     def time_base(self) -> tuple[int, int]:
@@ -75,36 +73,11 @@ class VideoFrames:
         time_base = Fraction(*self.time_base)
         return [float(pts * time_base) for pts in self.get_pts()]
 
-    def clone(self) -> VideoFrames:
-        """Return another list of the same frames."""
-        return type(self)(self.source, list(self.frames))
-
     def __len__(self) -> int:
         return len(self.frames)
 
-    @overload
-    def __getitem__(self, key: int) -> ImageFrames: ...
-    @overload
-    def __getitem__(self, key: slice | Sequence[int]) -> VideoFrames: ...
-    def __getitem__(self, key: int | slice | Sequence[int]) -> VideoFrames:
-        """Return the frame at an index, or the frames of a slice or of a list of indices."""
-        if isinstance(key, slice):
-            chosen = self.frames[key]
-        elif isinstance(key, Sequence):
-            chosen = [self.frames[place] for place in key]
-        else:
-            return ImageFrames(self.source, [self.frames[key]])
-        if not chosen:
-            raise IndexError(f"{key} leaves none of {len(self)} frames; take at least one.")
-        return VideoFrames(self.source, chosen)
-
-    def __repr__(self) -> str:
-        times = self.get_timestamps()
-        when = f", {times[0]:.3f} to {times[-1]:.3f} s" if times else ""
-        return (
-            f"<{type(self).__name__} of {self.source!r}: {len(self)} frames{when}, "
-            f"{self.pix_fmt} {self.width}x{self.height}>"
-        )
+    def __getitem__(self, place: int) -> ImageFrames:
+        return ImageFrames(self.source, [self.frames[place]])
 
 
 class ImageFrames(VideoFrames):
@@ -115,30 +88,7 @@ class ImageFrames(VideoFrames):
         """The display time in seconds; None if unknown."""
         return next(iter(self.get_timestamps()), None)
 
-    @property
-    def metadata(self) -> dict[str, str]:
-        """The decoder's metadata of the frame: names to text."""
-        return dict(self.frames[0].metadata)
 
-
-@overload
-def decode_packets(
-    packets: ImagePackets,
-    filter_desc: str | None = ...,
-    decode_config: DecodeConfig | None = ...,
-    *,
-    num_frames: int = ...,
-    num_threads: int = ...,
-) -> ImageFrames: ...
-@overload
-def decode_packets(
-    packets: VideoPackets,
-    filter_desc: str | None = ...,
-    decode_config: DecodeConfig | None = ...,
-    *,
-    num_frames: int = ...,
-    num_threads: int = ...,
-) -> VideoFrames: ...
 def decode_packets(
     packets: VideoPackets,
     filter_desc: str | None = RGB24,
@@ -263,7 +213,7 @@ def convert_frames(
     if len(counts) > 1:
         raise DecodeError(
             f"{groups[0].source}: {len(groups)} videos of {sorted(counts)} frames make no batch. "
-            "Give get_filter_desc(num_frames=...)."
+            "Take windows, or filters, that leave as many."
         )
     first = groups[0].frames[0]
     size = _shape(first.format.name, first.height, first.width)

@@ -253,13 +253,6 @@ class VideoPackets:
         """Return the number of frames in the window."""
         return len(self.shown)
 
-    def __repr__(self) -> str:
-        window = "" if self.timestamp is None else " in [{:g}, {:g}) s".format(*self.timestamp)
-        return (
-            f"<VideoPackets of {self.source!r}: {len(self)} frames{window}, "
-            f"{self.num_packets} packets, {self.codec!r}>"
-        )
-
 
 class ImagePackets(VideoPackets):
     """The encoded packet of one image, decoded as stored: nothing puts it upright."""
