@@ -22,7 +22,6 @@ from spdl_torch.io import (
     get_video_filter_desc,
     load_audio,
     load_clip,
-    load_clip_batch,
     load_video,
     random_clip,
     sample_decode_video,
@@ -259,8 +258,6 @@ def clip_of(moments, **options):
             for load, wrong in ((load_video, 1), (load_video, (0,)), (load_audio, ("a", 1)))
         ),
         (partial(uniform_frames, 2.5), TypeError, "num_frames must be an int, got 2.5"),
-        (partial(load_clip, EXAMPLE, [0.1]), TypeError, r"load_clip: sampler must be a function"),
-        (partial(load_clip_batch, "a.mp4", uniform_frames(2)), TypeError, "list of sources, got"),
         (lambda: convert_frames([]), ValueError, "at least one"),
         (clip_of([]), ValueError, "at least one finite moment"),
         (clip_of([float("nan")]), ValueError, "finite"),

@@ -3,6 +3,7 @@ that names the file, or the right frames."""
 
 import io
 import pickle
+import struct
 from fractions import Fraction
 
 import av
@@ -107,11 +108,11 @@ def pauses(number):
     return 40 * number + 500 * (number // 7) + 1400 * (number >= 28)
 
 
-@pytest.mark.parametrize("bf", ["0", "2"])
-@pytest.mark.parametrize("container", ["mp4", "matroska"])
+@pytest.mark.parametrize(("container", "bf"), [("mp4", "0"), ("matroska", "0"), ("matroska", "2")])
 @pytest.mark.parametrize("step", [pause_near_the_end, pause_near_the_beginning, pauses])
 def test_a_sampler_is_told_the_duration_of_a_variable_rate(container, step, bf):
-    """The steps between packets, which MP4 states, are not those between reordered frames."""
+    """That of the frames. MP4 states the steps between packets, which are others where frames are
+    reordered."""
     told = []
     content = uneven_video(container, step, bf)
     clip = load_clip(content, lambda info: told.append(info) or uniform_frames(8)(info))
@@ -124,16 +125,24 @@ def test_a_sampler_is_told_the_duration_of_a_variable_rate(container, step, bf):
     assert clip.timestamps.tolist() == pytest.approx([step(k) / 1000 for k in shown], abs=1e-3)
 
 
-def test_packets_and_a_late_start_do_not_change_the_duration():
-    """Packets last as long as their frames, not the steps between packets; also in fragments, which
-    have no list. FFmpeg takes the end for a duration where it does not see the start."""
-    for options in ({}, {"movflags": "frag_keyframe+empty_moov"}):
-        packets = demux_video(uneven_video("mp4", pause_near_the_end, "2", **options))
-        assert packets.duration == pytest.approx(2.12, abs=1e-3)
+def test_a_late_start_does_not_change_the_duration():
+    """FFmpeg takes the end for a duration where it does not see the start."""
     told = []
     content = uneven_video("matroska", lambda number: 500 + 3000 * number, "0", num_frames=2)
     load_clip(content, lambda info: told.append(info) or uniform_frames(8)(info))
     assert (told[0].start_seconds, told[0].duration_seconds) == pytest.approx((0.5, 3.04), abs=1e-3)
+
+
+def test_a_moment_up_to_the_stated_end_gives_the_last_frame():
+    """An MP4 that is whole may state more than its frames last."""
+    content = bytearray(uneven_video("mp4", lambda number: 40 * number, "2", use_editlist="0"))
+    place = content.index(b"mdhd") + 16
+    ticks, duration = struct.unpack_from(">II", content, place)
+    struct.pack_into(">I", content, place + 4, duration + 3 * ticks)
+    clip = load_clip(content, lambda info: [info.start_seconds + info.duration_seconds])
+    assert torch.equal(clip.frames, load_video(content)[-1:])
+    with pytest.raises(DecodeError, match="no frame at 9 s, the video ends at 1"):
+        load_clip(content, lambda info: [9.0])
 
 
 @pytest.mark.parametrize("step", [pause_near_the_beginning, pause_near_the_end, pauses])

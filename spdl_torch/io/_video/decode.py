@@ -6,8 +6,6 @@ Exact means: the frame and the time that a decode of all gives, from the first p
 from __future__ import annotations
 
 import itertools
-import logging
-import threading
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -29,19 +27,12 @@ if TYPE_CHECKING:
 
     from .packets import VideoPackets
 
-_logger = logging.getLogger("spdl_torch.io")
-
 _KNOWS_NONREF = MPEG | {"h264"}
 """Codecs in which a frame marked as a non-reference is a reference for no other frame at all. In
 HEVC it may be one for a higher temporal layer."""
 
 _MOST_WAITING = 32
 """The most frames that are kept until one has a time."""
-
-_SLOW_FRAMES = 1000
-"""Decoding more before the first frame that is wanted is said, once."""
-
-_was_said = threading.Event()
 
 
 def decode_wanted(
@@ -134,7 +125,6 @@ def _in_order(
             if place is None:
                 return
         count += 1
-        say_if_slow(packets.source, count if wanted and count <= wanted[0] else 0)
     if wanted is not None:
         raise IndexError(f"indices must be in [0, {count}), got {list(wanted)}.")
 
@@ -228,17 +218,13 @@ def ascending(
     frames out of order. Raises: DecodeError: times go back, so that none means one frame."""
     last: int | None = None
     ahead: deque[tuple[VideoFrame, bool]] = deque()
-    try:
-        for frame, is_damaged in frames:
-            if last is not None and frame.pts is not None and frame.pts < last:
-                raise goes_back(video, last, frame.pts)
-            last = frame.pts
-            ahead.append((frame, is_damaged))
-            if len(ahead) > max(1, video.codec.reorder_depth):
-                yield ahead.popleft()
-    except FFmpegError:  # what cannot be decoded comes after them
-        yield from ahead
-        raise
+    for frame, is_damaged in frames:
+        if last is not None and frame.pts is not None and frame.pts < last:
+            raise goes_back(video, last, frame.pts)
+        last = frame.pts
+        ahead.append((frame, is_damaged))
+        if len(ahead) > max(1, video.codec.reorder_depth):
+            yield ahead.popleft()
     yield from ahead
 
 
@@ -247,17 +233,3 @@ def undamaged(frame: VideoFrame, is_damaged: bool, name: str) -> VideoFrame:
     if is_damaged:
         raise DecodeError(f"{name}: damaged before or in the frame at {frame.time:.3f} s.")
     return frame
-
-
-def say_if_slow(name: str, num_frames: int) -> None:
-    """Say once in a process if many frames are decoded for nothing."""
-    if num_frames > _SLOW_FRAMES and not _was_said.is_set():
-        _was_said.set()
-        _logger.warning(
-            "%s: it is decoded from its first packet on, more than %d frames of it for nothing: "
-            "its container does not list its packets, or decoding cannot begin within it with "
-            "certainty. Write it anew, with a list (ffmpeg -i FILE -c copy FILE.mp4) or, if it has "
-            "one, with keyframes (ffmpeg -i FILE FILE.mp4). (Said once for all such files.)",
-            name,
-            _SLOW_FRAMES,
-        )

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import shlex
-import struct
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,6 +24,15 @@ if TYPE_CHECKING:
 
 _IN_ORDER = ("copy", "")
 """A filter after which lines run forwards, as those of a tensor do; in an AVI, raw ones may not."""
+
+
+_TURNS = {
+    90: [("transpose", "dir=cclock")],
+    -90: [("transpose", "dir=clock")],
+    180: [("hflip", ""), ("vflip", "")],
+    -180: [("hflip", ""), ("vflip", "")],
+}
+"""Filters that put a frame upright, by the rotation that its container gives it."""
 
 
 def get_filter_desc(packets: VideoPackets, **options: Any) -> str | None:
@@ -132,7 +139,7 @@ class FilterChain:
 
     def push(self, frame: VideoFrame) -> list[VideoFrame]:
         """Return what comes out after one more frame."""
-        upright = [] if self._is_stored else upright_filters(frame)
+        upright = [] if self._is_stored else _TURNS.get(frame.rotation, [])
         if frame.planes[0].line_size < 0:
             upright = [_IN_ORDER, *upright]
         if not upright and not self._chain:
@@ -160,11 +167,25 @@ class FilterChain:
         text = ",".join(name + (f"={arguments}" if arguments else "") for name, arguments in chain)
         if any(name.partition("@")[0] == "vflip" for name, _ in chain):
             chain = [*chain, _IN_ORDER]  # it flips no pixels but lets the lines run backwards
-        rate = "{}/{}".format(*self._frame_rate) if self._frame_rate[0] > 0 else None
+        graph = Graph()
+        graph.threads = self._num_threads
+        options = {
+            "video_size": f"{frame.width}x{frame.height}",
+            "pix_fmt": frame.format.name,
+            "time_base": str(frame.time_base or "1/1"),
+            "colorspace": str(int(frame.colorspace)),
+            "range": str(int(frame.color_range)),
+        }
+        if self._frame_rate[0] > 0:
+            options["frame_rate"] = "{}/{}".format(*self._frame_rate)
         try:
-            return _graph(frame, chain, self._num_threads, rate)
+            nodes = [graph.add("buffer", **options)]
+            nodes += [graph.add(name, arguments or None) for name, arguments in chain]
+            nodes.append(graph.add("buffersink"))
+            graph.link_nodes(*nodes).configure()
         except (FFmpegError, ValueError) as error:
             raise ValueError(f"filter_desc: FFmpeg refuses {text!r}: {error}.") from error
+        return _Running(graph, nodes[0], nodes[-1])
 
 
 class _Running(NamedTuple):
@@ -194,54 +215,3 @@ def _plain_format(chain: list[tuple[str, str]]) -> str | None:
         return VideoFormat(pix_fmt).name
     except ValueError:
         return None  # a list of formats, or none that exists
-
-
-def _graph(
-    frame: VideoFrame, chain: list[tuple[str, str]], num_threads: int = 1, rate: str | None = None
-) -> _Running:
-    """Return a configured graph for frames such as this one."""
-    graph = Graph()
-    graph.threads = num_threads
-    arguments = {
-        "video_size": f"{frame.width}x{frame.height}",
-        "pix_fmt": frame.format.name,
-        "time_base": str(frame.time_base or "1/1"),
-        "colorspace": str(int(frame.colorspace)),
-        "range": str(int(frame.color_range)),
-        **({} if rate is None else {"frame_rate": rate}),
-    }
-    nodes = [graph.add("buffer", **arguments)]
-    nodes += [graph.add(name, text or None) for name, text in chain]
-    nodes.append(graph.add("buffersink"))
-    graph.link_nodes(*nodes).configure()
-    return _Running(graph, nodes[0], nodes[-1])
-
-
-def upright_filters(frame: VideoFrame) -> list[tuple[str, str]]:
-    """Return FFmpeg's filters that rotate and mirror the frame, as its container gives it; a
-    rotation that is not a multiple of 90 degrees is left alone."""
-    matrix = _display_matrix(frame)
-    if matrix is None:
-        return []
-    a, b, _, c, d = struct.unpack("=9i", matrix)[:5]  # (x, y) -> (ax + cy, bx + dy)
-    if not b and not c:
-        transposes, mirrors, flips = False, a < 0, d < 0
-    elif not a and not d:
-        transposes, mirrors, flips = True, c < 0, b < 0
-    else:
-        return []
-    steps = ((transposes, ("transpose", "dir=cclock_flip")), (mirrors, ("hflip", "")))
-    return [step for needed, step in (*steps, (flips, ("vflip", ""))) if needed]
-
-
-def _display_matrix(frame: VideoFrame) -> bytes | None:
-    try:
-        side_data: Any = frame.side_data  # PyAV's stubs know only a few of its keys
-    except ValueError as error:
-        # PyAV has no name for one of them, as for the views of spatial video and EXIF.
-        kind = re.match(r"(\d+) is not a valid Type", str(error))
-        if kind is None:
-            raise
-        delete = ("sidedata", f"mode=delete:type={kind[1]}")
-        return _display_matrix(_graph(frame, [delete]).push(frame)[0])
-    return bytes(side_data["DISPLAYMATRIX"]) if "DISPLAYMATRIX" in side_data else None

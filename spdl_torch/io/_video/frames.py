@@ -99,7 +99,7 @@ def decode_packets(
 ) -> VideoFrames:
     """Decode the frames of the packets' window, or an image.
 
-    Frames of a video that the container rotates or mirrors are put upright before the filters.
+    Frames of a video that the container rotates are put upright before the filters.
 
     Args:
         packets: from :func:`demux_video` or :func:`demux_image`; they can be decoded again.

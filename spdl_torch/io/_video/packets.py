@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from av.packet import Packet
     from av.video.codeccontext import VideoCodecContext
 
-MOST_UNEVEN = 1.5
-"""A step from packet to packet of more than so many others is not their rounding."""
-
 
 class Label(NamedTuple):
     """What a container and a packet's header say of a frame, before anything was decoded."""
@@ -265,14 +262,4 @@ class ImagePackets(VideoPackets):
 def last_duration(labels: Sequence[Label]) -> int:
     """Return for how long the frame that is displayed last is displayed, in ticks; 0 if unknown."""
     times = [label.pts if label.pts is not None else label.dts or 0 for label in labels]
-    last = max(range(len(times)), key=times.__getitem__)
-    time, label = times[last], labels[last]
-    # In MP4 a packet's duration is the step to the next one. Of a frame that is displayed after the
-    # next ones, it may be a pause before them: the gap before the frame tells better.
-    following = labels[last + 1].dts if last + 1 < len(labels) else None
-    if following is not None and label.dts is not None:
-        is_step = following - label.dts == label.duration
-        before = max((each for each in times if each < time), default=None)
-        if is_step and before is not None and label.duration > MOST_UNEVEN * (time - before):
-            return time - before
-    return label.duration
+    return labels[max(range(len(times)), key=times.__getitem__)].duration

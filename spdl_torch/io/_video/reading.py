@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -93,6 +92,14 @@ class Video:
         """Whether the fast way is open."""
         self._has_moved = False  # whether others than the packets from the first on come next
 
+    @property
+    def is_whole_mp4(self) -> bool:
+        """Whether it is an MP4 whose list of packets ends within the file."""
+        if not (self.is_mp4 and self.has_list):
+            return False
+        last = self.stream.index_entries[-1]
+        return bool(last.pos + last.size <= self.container.size)
+
     def keep_first(self) -> None:
         """Leave out all packets but the first, which is an image."""
         self.first.pts = self.first.dts = 0  # some formats give it no time
@@ -121,18 +128,8 @@ class Video:
         return found
 
     def from_first(self, end: float) -> list[Packet[Any]]:
-        """Return the packets that all frames until a time in seconds need.
-
-        Where the container lists no packets, only its end shows that no time comes twice.
-        Raises: DecodeError: times come twice.
-        """
-        if math.isinf(end):
-            return list(self.packets)
-        packets = self.packets if self.has_list else self.ascending()
-        found = list(self._until(to_ticks(end, self.codec.tick), packets))
-        if not self.has_list:
-            collections.deque(packets, maxlen=0)
-        return found
+        """Return the packets that all frames until a time in seconds need."""
+        return list(self._until(to_ticks(end, self.codec.tick)))
 
     def ascending(self) -> Iterator[Packet[Any]]:
         """Yield the packets to the end. Raises: DecodeError: their times go back, as in several
@@ -156,12 +153,10 @@ class Video:
         self.packets = packets_of(self.container, self.stream)
         return True
 
-    def _until(
-        self, stop: float, packets: Iterator[Packet[Any]] | None = None, most: int = _MOST_AHEAD
-    ) -> Iterator[Packet[Any]]:
+    def _until(self, stop: float, most: int = _MOST_AHEAD) -> Iterator[Packet[Any]]:
         """Yield the packets of all frames that are displayed until ``stop``, in ticks."""
         num_ahead = 0
-        for packet in packets or self.packets:
+        for packet in self.packets:
             yield packet
             time = packet.dts if self.is_counted else packet.pts
             if time is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import partial
 from typing import Literal, TypeAlias
 
@@ -14,17 +13,11 @@ from torch import Tensor
 
 from ...checks import check_whole
 from .codec import rate_of, tells_keyframes
-from .packets import MOST_UNEVEN, Label, last_duration
+from .packets import Label, last_duration
 from .reading import Video, no_frame
 
 _BEYOND = 10**12
 """A time after the end of any video, in ticks, with which FFmpeg still calculates."""
-
-_LEAST_DIFFERENCE = 0.01
-"""Two statements of a frame rate that differ by less are of a constant one."""
-
-_STEPS_TO_SEE = 128
-"""The most steps to look at before a rate is taken for constant; a microsecond each."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,52 +148,28 @@ def _stated(video: Video) -> VideoInfo | None:
         seconds = _tagged_seconds(stream.metadata.get("DURATION", ""))
         if not seconds and len(video.container.streams) == 1:
             seconds = (video.container.duration or 0) / 1e6
-    is_sum = video.codec.reorder_depth > 0 and _is_uneven(video, rate)
-    if is_sum or not seconds:
-        seconds = _ticks_by_packets(video, start, round(seconds / tick)) * tick
+    seconds = seconds or _seconds_by_packets(video, start)
     if not seconds > 0:
         return None
-    per_second = stream.frames / seconds if is_sum and stream.frames else float(rate)
-    count = round(seconds * per_second)
+    count = round(seconds * rate)
     if stream.frames:  # with an edit list not all of them are displayed
         count = min(count, stream.frames)
-    return _info(video, start * tick, seconds, per_second, count)
+    return _info(video, start * tick, seconds, float(rate), count)
 
 
-def _is_uneven(video: Video, rate: Fraction) -> bool:
-    """Return whether the container states two rates, or MP4 lists packets in uneven steps."""
-    if abs((video.stream.guessed_rate or rate) / rate - 1) > _LEAST_DIFFERENCE:
-        return True
-    if not video.is_mp4:
-        return False
-    listed = video.stream.index_entries
-    # Some of them: a film has hundreds of thousands.
-    some = range(0, len(listed) - 1, 1 + len(listed) // _STEPS_TO_SEE)
-    steps = [listed[k + 1].timestamp - listed[k].timestamp for k in some]
-    return max(steps, default=0) > MOST_UNEVEN * min(steps, default=0)
+def _seconds_by_packets(video: Video, start: int) -> float:
+    """Return the duration by the last packets; 0 where these are not to be had.
 
-
-def _ticks_by_packets(video: Video, start: int, stated: int) -> int:
-    """Return the duration by the last packets, in ticks; 0 where these are not to be had.
-
-    In MP4 the stated one is the sum of the steps from packet to packet. Where frames are reordered,
-    the pauses before the first frames are in that in place of those before the last.
-
-    start, stated: when the first frame is displayed, the container's duration, 0 if unknown.
+    start: when the first frame is displayed, in ticks.
     """
     if not video.land(_BEYOND):
-        return 0
-    packets = list(video.packets)
-    labels = [Label.of(packet, video.codec) for packet in packets]
+        return 0.0
+    labels = [Label.of(packet, video.codec) for packet in video.packets]
     times = [label.pts for label in labels if label.is_shown and label.pts is not None]
-    # Others list other places.
-    if video.is_mp4 and packets and packets[-1].pos != video.stream.index_entries[-1].pos:
-        return stated  # it is cut off
     if not times:
-        return 0
-    last, usual = max(times), round(video.codec.ticks_of_a_frame)
-    end = last + (last_duration(labels) or usual)
-    return stated if last < start + stated <= max(end, last + usual) else end - start
+        return 0.0
+    last = last_duration(labels) or round(video.codec.ticks_of_a_frame)
+    return float(max(times) + last - start) * float(video.codec.tick)
 
 
 def _tagged_seconds(duration: str) -> float:
