@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import operator
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..checks import check_whole
 from ..errors import UnsupportedOptionError
-from ..shown_text import short_repr
 
 RGB24 = "format=pix_fmts=rgb24"
 """The default filter."""
@@ -38,27 +37,12 @@ def decode_config(*, decoder_options: Mapping[str, str] | None = None) -> Decode
     return DecodeConfig(int(threads))
 
 
-def check_batch(sources: object, where: str) -> None:
-    """Raise a TypeError for one source, of which a batch would be made letter by letter."""
-    if isinstance(sources, str | bytes | bytearray | os.PathLike):
-        raise TypeError(
-            f"{where}: expected a list of sources, got one: {short_repr(sources)}. Put it in a "
-            "list, or call the function for one."
-        )
-
-
 def check_size(width: int | None, height: int | None, where: str) -> None:
     """Raise a TypeError unless both are whole numbers, or None, and a ValueError below 1."""
-    for name, pixels in (("width", width), ("height", height)):
-        try:
-            number = 1 if pixels is None else operator.index(pixels)
-        except TypeError:
-            raise TypeError(
-                f"{where}: {name} must be an int or None, in pixels, got {pixels!r}. "
-                "Convert it with int()."
-            ) from None
-        if number < 1:
-            raise ValueError(f"width and height must be >= 1 or None, got {width=}, {height=}.")
+    if width is not None:
+        check_whole(where, width=operator.index(width))
+    if height is not None:
+        check_whole(where, height=operator.index(height))
 
 
 def fitted_size(

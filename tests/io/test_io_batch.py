@@ -17,8 +17,6 @@ from spdl_torch.io import (
     Crop,
     decode_image,
     image_loader,
-    load_clip,
-    load_clip_batch,
     load_image,
     load_image_batch,
     random_resized_crop,
@@ -123,7 +121,6 @@ def load_one(path, width=8, height=8, **options):
 
 
 NO_CROP = r"crop must return a Crop, returned "
-NO_INT = r": (width|height) must be an int or None, in pixels, got .*\. Convert it with int\(\)"
 SIZE = {"width": 8, "height": 8}
 
 
@@ -140,22 +137,17 @@ SIZE = {"width": 8, "height": 8}
                 (Crop(0.5, 0, 5, 5), TypeError, r"crop must return ints, returned Crop\(top=0\.5"),
             )
         ),
-        (partial(load_image, width=2.5), TypeError, "^load_image" + NO_INT),
-        (partial(load_one, height="3"), TypeError, "^load_image_batch" + NO_INT),
-        (lambda _: load_clip(b"", None, width=2.5), TypeError, "^load_clip" + NO_INT),
-        (lambda _: load_clip_batch([b""], None, width=2.5), TypeError, "^load_clip_batch" + NO_INT),
+        (partial(load_image, width=2.5), TypeError, "cannot be interpreted as an integer"),
         (
             partial(load_image, crop=Crop(0, 0, 5, 5), **SIZE),
             *(TypeError, r"^load_image: crop must be a function .* got Crop\(top=0"),
         ),
-        (partial(image_loader, at_least=("8", 8)), TypeError, "at_least: height must be an int"),
         (partial(image_loader, at_least=8), TypeError, r"at_least must be \(height, width\)"),
         (
             partial(load_one, device_config=1),
             UnsupportedOptionError,
             "Pass None and move the batch",
         ),
-        (partial(load_image_batch, **SIZE), TypeError, "list of sources"),
         (lambda _: load_image_batch([], **SIZE), ValueError, "at least one image"),
         (partial(load_image, width=0, height=8), ValueError, "must be >= 1"),
         (lambda path: decode_image(path.with_name("gone.jpg")), FileNotFoundError, r"gone\.jpg"),

@@ -262,7 +262,7 @@ def clip_of(moments, **options):
         (clip_of([]), ValueError, "at least one finite moment"),
         (clip_of([float("nan")]), ValueError, "finite"),
         (clip_of([100.0]), DecodeError, "<bytes>: no frame at 100 s, the video ends at 1.6 s"),
-        (clip_of([0], width=0), ValueError, "width and height must be"),
+        (clip_of([0], width=0), ValueError, "load_clip: width must be >= 1, got 0"),
         (clip_of([0], pix_fmt="gray8"), UnsupportedOptionError, "pix_fmt must be 'rgb24'"),
         (lambda: uniform_frames(0), ValueError, "num_frames must be >= 1"),
         (lambda: uniform_frames(3, (2, 1)), ValueError, "window must be"),

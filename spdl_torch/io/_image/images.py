@@ -11,7 +11,7 @@ import torch
 from spdl_torch.errors import DecodeError, UnsupportedOptionError
 from spdl_torch.handlers import unless_of_handler
 
-from .._options import check_batch, check_size, fitted_size
+from .._options import check_size, fitted_size
 from .._remote import is_url
 from .._source import Source, read_source, source_name
 from .._storage import Storage, room_for
@@ -237,7 +237,6 @@ def _check_request(
             f"{where}: crop must be a function of a picture's height and width, or None, got "
             f"{crop!r}. For one box pass lambda height, width: Crop(top, left, height, width)."
         )
-    check_batch(srcs, where)
     if not len(srcs):
         raise ValueError("srcs must hold at least one image, got none.")
 
