@@ -83,12 +83,11 @@ class Video:
             self.packets = _numbered(self.packets, self.codec)
         self.is_counted = is_raw or (first.pts is None and kind == "avi")
         """Whether frames are counted, for the container has no times (AVI, raw streams)."""
-        is_listed = self.is_mp4 or kind == "avi"
-        is_whole = is_listed and 0 < stream.frames == len(stream.index_entries)
-        self.has_list = is_whole or self.is_matroska
+        is_complete = 0 < stream.frames == len(stream.index_entries)
+        self.has_list = self.is_matroska or (is_complete and (self.is_mp4 or kind == "avi"))
         """Whether the container lists its packets, all of them."""
-        can_tell = self.has_list and not self.is_counted and tells_keyframes(self.codec)
-        self.is_fast = is_fast and can_tell
+        can_enter = self.has_list and not self.is_counted
+        self.is_fast = is_fast and can_enter and tells_keyframes(self.codec)
         """Whether the fast way is open."""
         self._has_moved = False  # whether others than the packets from the first on come next
 
