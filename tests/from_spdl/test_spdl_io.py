@@ -155,7 +155,7 @@ def test_frames_are_taken_by_place(files):
             lambda p, v: convert_frames(decode_packets(demux_image(p), "format=pix_fmts=gbrp")),
             *(UnsupportedOptionError, "frames of gbrp and 96x80 do not fill an array"),
         ),
-        (lambda p, v: load_image_batch([p], width=0, height=8), ValueError, "must be >= 1 or None"),
+        (lambda p, v: load_image_batch([p], width=0, height=8), ValueError, "must be >= 1, got 0"),
         (lambda p, v: load_image_batch([], width=8, height=8), ValueError, "srcs must hold at"),
         (lambda p, v: load_image(p, filter_desc="none"), ValueError, "FFmpeg refuses 'none"),
         (
