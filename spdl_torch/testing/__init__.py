@@ -1,6 +1,6 @@
 """Checks of a loader, or of a dataset, for your own tests.
 
-Each raises AssertionError with what differs, where, and the likely reason.
+Each raises AssertionError with what differs, where, and what to look for.
 """
 
 from spdl_torch.testing.reproducible import assert_reproducible
