@@ -39,6 +39,8 @@ def path_of_difference(a: Any, b: Any, *, loosely: bool = False) -> str | None:
     loosely: the keys of a dictionary have no order, and objects without an ``__eq__`` of their own
     are alike.
     """
+    if a is b:
+        return None
     inside = partial(path_of_difference, loosely=loosely)
     if type(a) is not type(b):
         return f": {type(b).__name__} in place of {type(a).__name__}"
@@ -73,8 +75,8 @@ def path_of_difference(a: Any, b: Any, *, loosely: bool = False) -> str | None:
 
 
 def _attributes(a: Any, b: Any) -> list[tuple[str, Any, Any]]:
-    names = [field.name for field in fields(a)] if is_dataclass(a) else list(vars(a))
-    return [(name, getattr(a, name), getattr(b, name, None)) for name in names]
+    names = [field.name for field in fields(a)] if is_dataclass(a) else {**vars(a), **vars(b)}
+    return [(name, getattr(a, name, None), getattr(b, name, None)) for name in names]
 
 
 def _nested(inside: Callable[[Any, Any], str | None], parts: Iterable[Any]) -> str | None:

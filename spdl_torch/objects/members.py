@@ -10,24 +10,16 @@ import gc
 import types
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ..handlers import unless_of_handler
 from .kinds import ARRAYS, SEQUENCES, is_immutable, is_value
 
-
-class _Words(NamedTuple):
-    """A step that is said around the owner: ``rng, a variable around f``."""
-
-    before: str
-    after: str = ""
-
-
-Step = str | int | tuple[Any] | tuple[None, int] | _Words
-"""An attribute's name, an index, a key (in a tuple), the number of a dictionary's key or a set's
-entry (after None), or what is said in words."""
+Step = str | int | tuple[Any] | tuple[None, int]
+"""What follows the dot, an index, a key (in a tuple), or the number of a dictionary's key or a
+set's entry (after None)."""
 Way = tuple["Way | None", Step, int]
 """The way to a value: that to its owner, a step, and how deep it lies. The root's step is its name.
 
@@ -47,8 +39,6 @@ def text_of(way: Way) -> str:
     text = str(steps.pop())
     for step in reversed(steps):
         match step:
-            case _Words(before, after):
-                text = f"{before}{text}{after}"
             case str():
                 text = f"{text}.{step}"
             case (None, number):
@@ -88,14 +78,13 @@ def members(
     value: Any,
     *,
     most: int | None = None,
-    code: bool = False,
     state_of: Callable[[Any], Any] = _own_state,
 ) -> Iterable[tuple[Step, Any]]:
     """Return what a value holds, with the step to each, in the order in which it keeps them.
 
-    most: the most entries of a container that is entered; a longer one holds data. code: enter
-    functions, too: the variables around them and their default arguments. state_of: the function
-    that returns the attributes of an object, as ``__getstate__`` does: by default Python's own.
+    most: the most entries of a container that is entered; a longer one holds data. state_of: the
+    function that returns the attributes of an object, as ``__getstate__`` does: by default Python's
+    own.
     """
     if is_leaf(value):
         return ()
@@ -109,7 +98,7 @@ def members(
     if isinstance(value, np.ndarray):
         return () if most is not None and value.size > most else _entries_of_array(value)
     if isinstance(value, types.FunctionType):
-        return _of_function(value) if code else ()
+        return ()
     if isinstance(value, types.MethodType):
         return [("__self__", value.__self__), ("__func__", value.__func__)]
     if isinstance(value, functools.partial):
@@ -152,20 +141,9 @@ def _attributes(state: Any) -> Iterator[tuple[str, Any]]:
 def _of_partial(value: functools.partial[Any]) -> Iterator[tuple[Step, Any]]:
     yield "func", value.func
     for number, each in enumerate(value.args):
-        yield _Words("", f".args[{number}]"), each
+        yield f"args[{number}]", each
     for name, each in value.keywords.items():
-        yield _Words("", f".keywords[{name!r}]"), each
-
-
-def _of_function(function: types.FunctionType) -> Iterator[tuple[Step, Any]]:
-    code, defaults = function.__code__, function.__defaults__ or ()
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        if cell != types.CellType():  # it has been set
-            yield _Words(f"{name}, a variable around "), cell.cell_contents
-    arguments = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
-    named = dict(zip(arguments, defaults, strict=True)) | (function.__kwdefaults__ or {})
-    for name, each in named.items():
-        yield _Words(f"{name}, a default argument of "), each
+        yield f"keywords[{name!r}]", each
 
 
 class Unfinished(Exception):

@@ -100,7 +100,7 @@ def test_everything_is_found_once_and_its_text_leads_there(outer):
         ring = [part]
         ring += [ring, part]
         root = HOLDERS[outer](inner(ring))
-        found = walked(root, code=True)
+        found = walked(root)
         for text, value in found:
             assert eval(text, {"root": root}) is value, text  # what a user would type
         assert len({id(value) for _, value in found}) == len(found)
