@@ -1,4 +1,4 @@
-"""``python -m spdl_torch demo``: loaders take turns in ``training.py``, and tables compare them.
+"""``python -m spdl_torch demo``: loaders take turns in ``training.py``, and a table compares them.
 ``photographs`` writes what they load."""
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ..command_options import CommandError, whole_number
 from ..machine.limits import whole_cores
-from ..progress_bar import ProgressBar
 from ..shown_text import counted, printable, wrapped
 
 if TYPE_CHECKING:
@@ -39,21 +38,13 @@ VARIANTS = {
     ("spdl_torch", "+ImageFolder"): ("spdl_torch:DataLoader", "spdl_torch:ImageFolder"),
 }
 """What the training script imports: the user's program today, then one import changed, then two.
-The loader and, for photographs, the folder of images."""
-
-_WORKLOADS = {
-    "pictures": ("32 x 32 pixels in memory, through Pillow and torchvision's transforms", 2),
-    "photographs": ("JPEG files, cropped at random and resized", 3),
-}
-"""What each dataset is, and how many of the variants load it, in the order in which they are
-measured."""
+The loader and the folder of images."""
 
 _ROWS = (
     ("loading alone", "images/s", 1, "higher"),
     ("training light network", "images/s", 1, "higher"),
     ("  waiting for data", "% of time", 100, "lower"),
     ("time to first batch", "ms", 1e3, "lower"),
-    ("CPU time, loading alone", "ms/image", 1e3, "lower"),
 )
 """Name, unit, factor to it and which way is better, of each field of a measurement."""
 
@@ -70,13 +61,13 @@ def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     demo = commands.add_parser(
         "demo",
         help="load and train with torch's DataLoader and with ours, and compare",
-        description="Load small pictures and photographs, alone and for a light network, with "
-        "torch's DataLoader and with ours, each in a process of its own. Ends with tables: speed, "
-        "waiting, CPU time, and what holds ours back. On a GPU it also checks that batches arrive "
-        "there whole. Takes about a minute on 2 quiet cores.",
+        description="Load photographs, alone and for a light network, with torch's DataLoader "
+        "and with ours, each in a process of its own. Ends with a table of speed and waiting, and "
+        "with what holds ours back. On a GPU it also checks that batches arrive there whole. Takes "
+        "about a minute on 2 quiet cores.",
     )
     add = demo.add_argument
-    add("--data", type=Path, metavar="DIR", help="measure these images alone, a folder per class")
+    add("--data", type=Path, metavar="DIR", help="load these images, a folder per class")
     add("--smoke", action="store_true", help="a run of 10 to 20 seconds that shows it works")
     workers = min(whole_cores(), _MOST_DEFAULT_WORKERS)
     add("--workers", type=whole_number, metavar="N", default=workers, help="one per core, 8 max")
@@ -126,17 +117,17 @@ class Demo:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
-        self._bar = ProgressBar()
-        self._results: dict[str, dict[Heading, list[Measurement]]] = {}
+        self._part = ""
+        self._results: dict[Heading, list[Measurement]] = {}
 
     def run(self) -> int:
-        """Compare the loaders, show the tables and return the exit status.
+        """Compare the loaders, show the table and return the exit status.
 
-        Ctrl-C ends the present turn, shows the tables of what was measured so far, and returns 130.
+        Ctrl-C ends the present turn, shows the table of what was measured so far, and returns 130.
         Raises: CommandError: ``--data`` is no folder of images.
         """
         how_long = "10 to 20 seconds." if self._options.smoke else "About a minute."
-        print(how_long, "Ctrl-C ends it, with tables of what was measured.", file=sys.stderr)
+        print(how_long, "Ctrl-C ends it, with a table of what was measured.", file=sys.stderr)
         status = 0
         try:
             with tempfile.TemporaryDirectory(prefix="spdl-torch-demo-") as made:
@@ -144,63 +135,65 @@ class Demo:
                     from .photographs import write_photographs
 
                     count = _NUM_PHOTOGRAPHS_SMOKE if self._options.smoke else _NUM_PHOTOGRAPHS
-                    self._bar.begin("writing photographs", count)
-                    write_photographs(Path(made), count, progress=self._bar.advance)
+                    self._begin(f"writing {count} photographs")
+                    write_photographs(Path(made), count)
                 self._measure(self._options.data or Path(made))
         except KeyboardInterrupt:
             status = 130
             self._say("Interrupted.")
         except _TurnFailed as failure:
             status = 1
-            print(f"spdl-torch demo: {self._bar.label}: {failure}", file=sys.stderr)
+            print(f"spdl-torch demo: {self._part}: {failure}", file=sys.stderr)
         self._show()
         return status
 
     def _measure(self, folder: Path) -> None:
         """Run every variant in turn, round after round, the other way round in every second one: a
         disturbance then hits all of them, and none is always the first."""
-        self._bar.begin("importing torch")
+        self._begin("importing torch")
         from .training import Job, check_folder, check_gpu, describe, measure, report_of
 
         options = self._options
         check_folder(folder)
-        self._bar.begin("reading the images once")
+        self._begin("reading the images once")
         self._say(_apart(describe, str(folder)))
         num_rounds = 1 if options.smoke else options.rounds
         rounds = counted(num_rounds, "round")
         self._say(f"{whole_cores()} cores, num_workers={options.workers}, {rounds}")
-        workloads = list(_WORKLOADS) if options.data is None else ["photographs"]
         turns = [
-            (workload, variant)
+            variant
             for number in range(num_rounds)
-            for workload in workloads
-            for variant in list(VARIANTS)[: _WORKLOADS[workload][1]][:: -1 if number % 2 else 1]
+            for variant in list(VARIANTS)[:: -1 if number % 2 else 1]
         ]
-        for number, (workload, variant) in enumerate(turns, 1):
-            self._bar.begin(f"{number}/{len(turns)}: {workload}, {' '.join(variant)}")
-            job = Job(workload, VARIANTS[variant], str(folder), options.workers, options.smoke)
-            measured = _apart(measure, job)
-            self._results.setdefault(workload, {}).setdefault(variant, []).append(measured)
+        for number, variant in enumerate(turns, 1):
+            self._begin(f"{number}/{len(turns)}: {' '.join(variant)}")
+            job = Job(VARIANTS[variant], str(folder), options.workers, options.smoke)
+            measured = _apart(measure, job)  # Ctrl-C may end it: a column has a turn at least
+            self._results.setdefault(variant, []).append(measured)
         if not options.smoke:
-            self._bar.begin("our loader's report")
+            self._begin("our loader's report")
             ours = job._replace(imports=[*VARIANTS.values()][-1], times=_REPORT_TIMES)
             self._say(f"\n{_apart(report_of, ours)}")
-        self._bar.begin("looking for a GPU")
+        self._begin("looking for a GPU")
         if lines := _apart(check_gpu, options.workers):
             self._say(f"\n{lines}")
 
     def _show(self) -> None:
         """Show what was measured, as far as it went."""
-        for workload, results in self._results.items():
-            self._say(f"\n{workload.capitalize()}: {_WORKLOADS[workload][0]}")
-            self._say(comparison_table(results, with_ratios=not self._options.smoke))
-            if len(results) > 1 and not self._options.smoke:
-                self._say(verdict(results))
-        if self._options.smoke and self._results:
+        if not self._results:
+            return
+        self._say("\nPhotographs, cropped at random and resized:")
+        self._say(comparison_table(self._results, with_ratios=not self._options.smoke))
+        if self._options.smoke:
             self._say("The smoke run is too short to compare. Next: leave out --smoke.")
+        elif len(self._results) > 1:
+            self._say(verdict(self._results))
+
+    def _begin(self, part: str) -> None:
+        self._part = part
+        print(part, file=sys.stderr)
 
     def _say(self, text: str) -> None:
-        self._bar.end()
         print(printable(text), flush=True)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pkgutil
 import platform
 import random
@@ -14,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, Subset
@@ -29,21 +27,21 @@ _POOL = 2000
 
 
 class Amount(NamedTuple):
-    """What a pass over a dataset does."""
+    """What a pass over the photographs does."""
 
     crop_pixels: int
     batch_size: int
     images_per_worker: int
 
 
-AMOUNTS = {"pictures": Amount(32, 64, 2048), "photographs": Amount(128, 16, 320)}
-"""About half a second of torch's loader on each core, by workload."""
-
-_SMOKE = {"pictures": Amount(32, 32, 64), "photographs": Amount(64, 16, 32)}
+_AMOUNT = Amount(128, 16, 320)
+"""About half a second of torch's loader on each core."""
+_SMOKE = Amount(64, 16, 32)
+_ON_A_GPU = Amount(224, 64, 1280)
 
 
 class Measurement(NamedTuple):
-    """What one turn has measured. CPU seconds are those of the process and its workers."""
+    """What one turn has measured."""
 
     loading_images_per_second: float
     """The most that the loader delivers: a model that takes more waits for it."""
@@ -52,14 +50,11 @@ class Measurement(NamedTuple):
     """The share of the training's time that it waited for batches."""
     first_batch_seconds: float
     """From ``iter()`` to the first batch, in a fresh process."""
-    loading_cpu_seconds: float
-    """Per image, without a model."""
 
 
 class Job(NamedTuple):
     """Load alone, then train, with the loader and the folder of images that a variant imports."""
 
-    workload: str
     imports: tuple[str, str]
     folder: str
     num_workers: int
@@ -70,44 +65,15 @@ class Job(NamedTuple):
     @property
     def amount(self) -> Amount:
         """What each pass does."""
-        found = (_SMOKE if self.smoke else AMOUNTS)[self.workload]
-        if torch.cuda.is_available() and self.workload == "photographs" and not self.smoke:
-            found = Amount(224, 64, 4 * found.images_per_worker)
-        return found
+        if self.smoke:
+            return _SMOKE
+        return _ON_A_GPU if torch.cuda.is_available() else _AMOUNT
 
     @property
     def num_images(self) -> int:
         """The number of images of each pass: several batches that are not the workers' first."""
         _, size, per_worker = self.amount
         return self.times * max(per_worker, 3 * size) * self.num_workers
-
-
-def _augmentation(crop: Any, normalize: Any) -> Any:
-    flip = transforms.RandomHorizontalFlip()
-    return transforms.Compose([crop, flip, transforms.ToTensor(), normalize])
-
-
-class Pictures(Dataset[Any]):
-    """Pictures like CIFAR-10's, as everybody loads them: uint8 of 32 x 32 x 3 in one array.
-
-    A sample is a picture, cropped, flipped and normalised, float32 of 3 x 32 x 32, and its label.
-    """
-
-    classes = tuple(f"class_{label}" for label in range(10))
-
-    def __init__(self, num_images: int) -> None:
-        shape = (min(num_images, 10_000), 32, 32, 3)
-        self.data = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-        self.num_images = num_images
-        normalize = transforms.Normalize((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
-        self.transform = _augmentation(transforms.RandomCrop(32, padding=4), normalize)
-
-    def __len__(self) -> int:
-        return self.num_images
-
-    def __getitem__(self, index: int) -> tuple[Any, int]:
-        place = index % len(self.data)
-        return self.transform(Image.fromarray(self.data[place])), place % len(self.classes)
 
 
 def _chosen(num_files: int, num_images: int) -> list[int]:
@@ -120,17 +86,23 @@ def make_loader(job: Job) -> tuple[Any, int]:
     """Return the loader as the variant's program makes it, and the number of classes."""
     crop_pixels, batch_size, _ = job.amount
     loader_class, folder_class = map(pkgutil.resolve_name, job.imports)
-    data: Any = Pictures(job.num_images)
-    num_classes = len(data.classes)
-    if job.workload == "photographs":
-        normalize = transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-        crop = transforms.RandomResizedCrop(crop_pixels)
-        files = folder_class(job.folder, _augmentation(crop, normalize))
-        num_classes = len(files.classes)
-        data = Subset(files, _chosen(len(files), job.num_images))
-    options = {"batch_size": batch_size, "num_workers": job.num_workers}
-    options["pin_memory"] = torch.cuda.is_available()
-    return loader_class(data, shuffle=True, **options), num_classes
+    augmentation = transforms.Compose(
+        [
+            transforms.RandomResizedCrop(crop_pixels),
+            transforms.RandomHorizontalFlip(),
+            transforms.ToTensor(),
+            transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+        ]
+    )
+    files = folder_class(job.folder, augmentation)
+    loader = loader_class(
+        Subset(files, _chosen(len(files), job.num_images)),
+        batch_size,
+        shuffle=True,
+        num_workers=job.num_workers,
+        pin_memory=torch.cuda.is_available(),
+    )
+    return loader, len(files.classes)
 
 
 def check_folder(folder: Path) -> None:
@@ -162,14 +134,11 @@ def measure(job: Job) -> Measurement:
     """Load once without a model, then train; call it in a fresh process."""
     _start()
     loader, num_classes = make_loader(job)
-    before = os.times()
     alone, _, first_batch_seconds = _pass_over(loader, lambda images, labels: None)
-    cpu_seconds = sum(os.times()[:4]) - sum(before[:4])
     _start()
     loader, _ = make_loader(job)
     trained, wait_ratio, _ = _pass_over(loader, _make_step(num_classes, job.amount))
-    cpu_seconds_each = cpu_seconds / job.num_images
-    return Measurement(alone, trained, wait_ratio, first_batch_seconds, cpu_seconds_each)
+    return Measurement(alone, trained, wait_ratio, first_batch_seconds)
 
 
 def report_of(job: Job) -> str:

@@ -26,7 +26,6 @@ from ..data.sources._index import FILE_COLUMNS, index_path, load_index, scan_tar
 from ..errors import DecodeError
 from ..io._retry import is_transient
 from ..pipeline import PipelineBuilder
-from ..progress_bar import ProgressBar
 from ..shown_text import counted
 from ..whole_files import whole_file
 from .samples import encode, make_plan
@@ -63,13 +62,13 @@ def write_shards(options: Namespace) -> None:
         .add_sink()
         .build()
     )
-    with pipeline.auto_stop(), ProgressBar("samples") as bar:
+    with pipeline.auto_stop():
         samples = iter(pipeline)
         for number, (tar, numbers) in enumerate(shards.items(), 1):
             if tar in done:
                 continue
-            bar.begin(f"shard {number} of {len(shards)}", len(numbers))
-            index = _write_shard(tar, islice(samples, len(numbers)), plan, options, bar)
+            print(f"shard {number} of {len(shards)}, {len(numbers)} samples", file=sys.stderr)
+            index = _write_shard(tar, islice(samples, len(numbers)), plan, options)
             num_left_out += len(index.left_out)
             num_bytes += index.num_bytes
     left_out = f", {counted(num_left_out, 'file')} left out" if num_left_out else ""
@@ -84,12 +83,11 @@ def _plan_of(options: Namespace) -> ShardPlan:
     if options.out.resolve().is_relative_to(options.source.resolve()):
         raise CommandError(f"{options.out} is inside {options.source}. Give a folder beside it.")
     settings = {name: getattr(options, name) for name in ("resize", "quality", "shard_samples")}
-    with ProgressBar() as bar:
-        bar.begin(f"listing {options.source}")
-        try:
-            return make_plan(options.source, settings)
-        except OSError as error:
-            raise CommandError(error) from error
+    print(f"listing {options.source}", file=sys.stderr)
+    try:
+        return make_plan(options.source, settings)
+    except OSError as error:
+        raise CommandError(error) from error
 
 
 def _claim(folder: str, plan: ShardPlan) -> None:
@@ -123,14 +121,14 @@ def _done_index(tar: str) -> TarIndex | None:
 
 
 def _write_shard(
-    tar_path: str, samples: Iterable[Sample], plan: ShardPlan, options: Namespace, bar: ProgressBar
+    tar_path: str, samples: Iterable[Sample], plan: ShardPlan, options: Namespace
 ) -> TarIndex:
     left_out = []
     with (
         whole_file(tar_path, _UNFINISHED) as file,
         tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as tar,
     ):
-        for num_done, (number, made) in enumerate(samples, 1):
+        for number, made in samples:
             if isinstance(made, Exception):
                 _check_skipped(made, options)
                 # Without the source folder, whose path may differ in another run.
@@ -141,8 +139,6 @@ def _write_shard(
                     info = tarfile.TarInfo(f"{number:09d}.{ending}")
                     info.size = len(content)  # time, owner, group are 0: always the same bytes
                     tar.addfile(info, io.BytesIO(content))
-            if num_done % 16 == 0:
-                bar.advance(num_done)
     index = scan_tar(tar_path)
     index.left_out.extend(left_out)
     _write_index(tar_path, index)
@@ -173,18 +169,15 @@ def check_shards(folder: Path, *, writes_indexes: bool) -> int:
     status, 1 if a tar is damaged.
     """
     tars = _tars_in(os.fspath(folder))
-    bar = ProgressBar("shards")
-    bar.begin("indexing" if writes_indexes else "verifying", len(tars))
+    what = "indexing" if writes_indexes else "verifying"
+    print(f"{what} {counted(len(tars), 'shard')}", file=sys.stderr)
     num_bad = num_samples = 0
-    for number, tar in enumerate(tars, 1):
+    for tar in tars:
         here, problem = _checked(tar, writes_index=writes_indexes)
         num_samples += here
-        bar.advance(number)
         if problem is not None:
             num_bad += 1
-            bar.end()
             print(f"DAMAGED {tar}: {problem}")
-    bar.end()
     what = "indexed" if writes_indexes else "verified"
     what += f", {num_bad} damaged" if num_bad or not writes_indexes else ""
     if num_bad:

@@ -23,7 +23,7 @@ import spdl_torch
 # spdl_torch/__init__.py, which hands the public names to the commands.
 LAYERS = [
     *("shown_text", "errors", "scopes", "checks", "left_out", "locks", "lazy_names", "whole_files"),
-    *("handlers", "command_options", "progress_bar", "machine", "objects", "engine", "observe"),
+    *("handlers", "command_options", "machine", "objects", "engine", "observe"),
     *("pipeline", "autotune", "io", "loader", "data", "spdl", "nn", "testing", "facade"),
     *("lightning", "accelerate", "transformers", "ray"),
     *("prepare", "demo", "run", "__main__"),
