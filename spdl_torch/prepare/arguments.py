@@ -20,7 +20,7 @@ def add_prepare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="turn a folder of images, videos or arrays into tar shards with indexes",
         description="Write tar shards in WebDataset's layout, each with an index, from a folder "
         "of files or with a folder for each class. A run that was stopped goes on where it was "
-        "when the same command is given again, and the bytes are those of one run.",
+        "when the same command is given again.",
     )
     add = prepare.add_argument
     count: dict[str, Any] = {"type": whole_number, "metavar": "N"}

@@ -1,4 +1,4 @@
-"""What a folder's files become: planned from names and sizes alone, and encoded one by one."""
+"""What a folder's files become: planned from their names alone, and encoded one by one."""
 
 from __future__ import annotations
 
@@ -42,8 +42,6 @@ class SourceFile:
 
     path: str
     """Relative to the source folder, with ``/``."""
-    num_bytes: int
-    mtime_ns: int
     label: int | None
     """The index of its class among the classes; None = the source has no classes."""
 
@@ -54,7 +52,7 @@ class ShardPlan:
 
     folder: str
     settings: dict[str, Any]
-    """``resize``, ``quality`` and ``shard_samples``, on which the bytes depend."""
+    """``resize``, ``quality`` and ``shard_samples``."""
     classes: list[str] = field(default_factory=list)
     files: list[SourceFile] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
@@ -67,18 +65,14 @@ class ShardPlan:
 
     def to_json(self) -> bytes:
         """Return the content of ``dataset.json``, by which a later run recognises its plan."""
-        digest = hashlib.blake2b(digest_size=16)
-        for file in self.files:
-            fields = (file.path, file.num_bytes, file.mtime_ns, file.label)
-            digest.update(ascii(fields).encode("ascii"))
+        names = ascii([file.path for file in self.files]).encode("ascii")
         content = {
             **_FORMAT,
             "num_files": len(self.files),
             "num_shards": len(self.shards()),
             "classes": self.classes,
             "settings": self.settings,
-            "encoder": "" if self.settings["resize"] is None else _encoder_versions(),
-            "files_digest": digest.hexdigest(),
+            "files_digest": hashlib.blake2b(names, digest_size=16).hexdigest(),
         }
         return json.dumps(content, indent=1).encode("ascii") + b"\n"
 
@@ -133,9 +127,7 @@ def _files_of(plan: ShardPlan, prefix: str, label: int | None) -> Iterator[Sourc
             if label is not None:
                 yield from _files_of(plan, f"{name}/", label)
         elif _suffix(name) in _KNOWN:
-            there = _answer(entry.stat, None)  # None: encoding says why it cannot be read
-            facts = (0, 0) if there is None else (there.st_size, there.st_mtime_ns)
-            yield SourceFile(name, *facts, label)
+            yield SourceFile(name, label)
         else:
             plan.ignored.append(name)
 
@@ -171,14 +163,9 @@ def encode(plan: ShardPlan, number: int) -> Sample:
     path = os.path.join(plan.folder, file.path)
     try:
         with open(path, "rb") as opened:
-            content, found = opened.read(), os.fstat(opened.fileno())
-        if found.st_size == 0:
+            content = opened.read()
+        if not content:
             raise DecodeError(f"{path}: the file is empty.")
-        if (found.st_size, found.st_mtime_ns) != (file.num_bytes, file.mtime_ns):
-            raise ValueError(
-                f"{path}: the file has changed since the run began. Let nothing write to the "
-                "folder while it is prepared, and begin anew in another one."
-            )
         members = dict([_encoded(path, content, plan.settings)])
     except (OSError, ValueError) as error:  # DecodeError is a ValueError
         return number, error
@@ -227,15 +214,3 @@ def _as_jpeg(image: Image, original: bytes, quality: int) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=quality, **({"exif": exif} if exif else {}))
     return buffer.getvalue()
-
-
-def _encoder_versions() -> str:
-    """Return the libraries that the bytes of resized images depend on."""
-    import PIL
-    import torchvision
-    from PIL import features
-
-    return (
-        f"torchvision {torchvision.__version__}, Pillow {PIL.__version__}, "
-        f"libjpeg {features.version('jpg')}, bicubic"
-    )

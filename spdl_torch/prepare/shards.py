@@ -102,8 +102,8 @@ def _claim(folder: str, plan: ShardPlan) -> None:
             file.write(content)
     elif Path(path).read_bytes() != content:
         raise CommandError(
-            f"{folder} was begun with other files, options or versions of libraries ({path} says "
-            "which). Give those again, or a new folder."
+            f"{folder} was begun with other files or options, as {path} says. Give those again, or "
+            "a new folder."
         )
 
 

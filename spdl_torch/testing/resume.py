@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
-from itertools import islice
 from typing import Any
 
 import torch
@@ -14,8 +13,6 @@ from ..loader.differences import first_difference
 from ..objects.generator_states import GeneratorStates
 from ._changes import checking
 from .reproducible import seed_all
-
-_NUM_RESUMES = 3  # in one epoch, one after another
 
 _Snapshot = tuple[int, int, Any, GeneratorStates]
 """Taken in this epoch after so many batches: a loader's state, and the generators'."""
@@ -33,8 +30,7 @@ def assert_resume_exact(
     A loader runs undisturbed for ``num_epochs``; its state is taken before the first batch, after
     every batch and after every epoch, and goes through JSON and ``torch.load(weights_only=True)``.
     From every state another loader continues: the rest of its epoch and the epochs after it must
-    equal those of the undisturbed run. Last, one epoch is broken off and resumed three times, or
-    after each of its batches if it has fewer.
+    equal those of the undisturbed run.
 
     torch's, Python's and numpy's global generators are seeded with ``seed`` at the beginning, set
     to what they were when a state was taken, as a trainer does, and restored at the end.
@@ -60,11 +56,6 @@ def assert_resume_exact(
             if got:
                 expected = [epochs[epoch][position:], *epochs[epoch + 1 :]]
                 _compare(expected, got, f"resumed in epoch {epoch} after batch {position}")
-        seed_all(seed, 0)
-        # A piece has at least one batch: one that found the end would begin the next epoch.
-        num_resumes = min(_NUM_RESUMES, len(epochs[0]))
-        got = _in_pieces(make_loader(), make_resumed, len(epochs[0]), num_resumes)
-        _compare(epochs[:1], [got], f"resumed {num_resumes} times in one epoch")
 
 
 def _undisturbed(loader: Any, num_epochs: int) -> tuple[list[list[Any]], list[_Snapshot]]:
@@ -97,21 +88,6 @@ def _stored(state: Any) -> Any:
     torch.save(state, file)
     file.seek(0)
     return torch.load(file, weights_only=True)
-
-
-def _in_pieces(
-    loader: Any, make_resumed: Callable[[], Any], num_batches: int, num_resumes: int
-) -> list[Any]:
-    """Return one epoch that is broken off and resumed again and again."""
-    batches: list[Any] = []
-    piece = max(1, num_batches // (num_resumes + 1))
-    for _ in range(num_resumes):
-        batches += islice(loader, piece)
-        state, generators = _stored(loader.state_dict()), GeneratorStates.now()
-        loader = make_resumed()
-        generators.restore()
-        loader.load_state_dict(state)
-    return batches + list(loader)
 
 
 def _compare(expected: list[list[Any]], got: list[list[Any]], how: str) -> None:

@@ -305,7 +305,7 @@ def test_streams_of_workers_are_exact_where_they_begin_again(seat, dataset, num_
 @pytest.mark.parametrize("length", [0, 2, 6, 17])
 def test_assert_resume_exact_agrees(length):
     """The shipped check finds nothing to complain of: with another number of workers, and in epochs
-    of fewer batches than the times that it resumes in one."""
+    of few batches or none."""
     make, other = (partial(seat.loader, Drawn(length), 4) for seat in (THREADS, NONE))
     assert_resume_exact(make, make_resumed=other)
 
