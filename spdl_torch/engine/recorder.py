@@ -9,9 +9,8 @@ costs at most 0.3 % of a thread's time, however small the items are.
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
-from collections.abc import Callable, Sized
+from collections.abc import Callable
 from itertools import repeat, takewhile
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -76,11 +75,10 @@ class FlightRecorder:
         """Return a ring for one thread of a stage."""
         return self._add_row(Ring, stage, stage_number, replica, role)
 
-    def new_consumer_ring(self, stage_number: int, queue: Sized | None = None) -> ConsumerRing:
-        """Return a ring for the consumer, which takes from ``queue``. That is not kept alive."""
-        self.consumer = ring = self._add_row(ConsumerRing, "training", stage_number, 0, "consumer")
-        ring.queue = None if queue is None else weakref.ref(queue)
-        return ring
+    def new_consumer_ring(self, stage_number: int) -> ConsumerRing:
+        """Return a ring for the consumer."""
+        self.consumer = self._add_row(ConsumerRing, "training", stage_number, 0, "consumer")
+        return self.consumer
 
     def add_queue(self, stage_number: int, name: str, capacity: int) -> None:
         """Note the queue after the stage at ``stage_number``; again where it holds more items."""

@@ -10,12 +10,9 @@ import struct
 import threading
 from collections.abc import Sized
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from .timeline import Outcome, Part, Role, Row, Turn
-
-if TYPE_CHECKING:
-    import weakref
 
 _FIRST_CAPACITY = 64  # then doubled: most rings never fill, and to clear a whole one takes 0.3 ms
 
@@ -175,8 +172,6 @@ class ConsumerRing(Ring):
         self._number = -1
         self.num_got = 0
         """The number of items that came."""
-        self.queue: weakref.ref[Sized] | None = None
-        """The queue that the items come from."""
 
     def ask(self, before: Sized) -> None:
         """Note that the consumer asks for an item of ``before``: its last step has ended."""
@@ -220,14 +215,6 @@ class ConsumerRing(Ring):
     def waiting_since_ns(self) -> int | None:
         """The time at which the current wait began; None = nobody waits."""
         return self._waits[1] or None
-
-    @property
-    def busy_since_ns(self) -> int | None:
-        """The time at which the consumer got the item that it still works with, while more items
-        wait; None = it works with none, or none waits.
-        """
-        queue = None if self.queue is None else self.queue()
-        return self._got_ns or None if queue is not None and len(queue) else None
 
     def read(self) -> tuple[list[Turn], list[Part], int]:
         """Return the same as a ring, with the unfinished turn up to now."""

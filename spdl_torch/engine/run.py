@@ -152,7 +152,7 @@ class Run:
         for number, (stage, info) in enumerate(zip(spec.pipes, infos[1:-1], strict=True), 1):
             kind = AsyncStage if stage.is_async else Stage
             self.stages.append(kind(self, number, info, make_hooks(info)))
-        self._consumer = recorder.new_consumer_ring(len(self.queues), self.outlet)
+        self._consumer = recorder.new_consumer_ring(len(self.queues))
         self.queues.append(sink)
 
     # How it runs:

@@ -193,15 +193,15 @@ def test_failures_are_in_the_trace(path):
     assert failure["args"]["error"].startswith("Boom")
 
 
-def test_a_stall_is_written_once(tmp_path):
+def test_a_stall_is_written_once(tmp_path, caplog):
     """A wait that is too long leaves one trace, which shows who waits, however often the recorder
-    looks."""
+    looks. The log says where none can be written."""
     op = GatedOp()
     pipeline = PipelineBuilder().add_source(range(3)).pipe(op).add_sink().build()
-    watch = tracing_module.Watch(tmp_path, stall_seconds=0.05, last_seconds=30)
+    traced = set()
 
     def dumps():
-        watch.look()
+        tracing_module.trace_stalls(tmp_path, 0.05, 30, traced)
         return [*tmp_path.glob("stall-rank0-*.json.gz")]
 
     with pipeline.auto_stop():
@@ -209,40 +209,12 @@ def test_a_stall_is_written_once(tmp_path):
         taker.start()
         until(dumps)
         (path,) = {each for _ in range(10) for each in dumps()}
+        tracing_module.trace_stalls(path / "folder", 0.05, 30, set())
         op.open()
         taker.join()
+    assert "no trace of it was written" in caplog.text
     wait = slices_in(path, "training")[-1]
     assert (wait["name"], wait["dur"] >= 50_000) == ("Wait on Input Queue", True)  # µs
-
-
-def test_a_step_that_takes_too_long_is_written(tmp_path, monkeypatch):
-    """While batches are ready; after the last one nobody waits for the loop."""
-    monkeypatch.setattr(tracing_module, "_LOOK_SECONDS", 0.01)
-    loader = DataLoader(MapData(12), batch_size=2, num_workers=2)
-    with flight_recorder(tmp_path, stall_seconds=1):  # more than the machine takes for another
-        for number, _ in enumerate(loader):
-            if number == 1:
-                until(lambda: [*tmp_path.glob("step-rank0-*.json.gz")])
-    (path,) = tmp_path.iterdir()
-    assert batches_in(path)[-1] == 1
-    assert slices_in(path, "training")[-1]["name"] == "Training Step"
-
-
-def test_an_exception_leaves_a_trace_behind(tmp_path, caplog):
-    """And goes on as it was; the log names the file, or says so where none can be written. Nothing
-    is written when all is well, nor does a thread stay."""
-    with flight_recorder(tmp_path):
-        list(DataLoader(MapData(8), num_workers=2))
-    assert list(tmp_path.iterdir()) == []
-    assert not [t for t in threading.enumerate() if t.name == "spdl-flight-recorder"]
-    with pytest.raises(Boom, match="no"), flight_recorder(tmp_path, stall_seconds=None):
-        fail_in_loop(Boom("no"))
-    (path,) = tmp_path.glob("exception-Boom-rank0-*.json.gz")
-    assert f"exception-Boom: trace written to {path}" in caplog.text
-    assert events_of(path, ph="X")
-    with pytest.raises(Boom, match="mine"), flight_recorder(path / "traces"):
-        fail_in_loop(Boom("mine"))
-    assert "no trace for exception-Boom" in caplog.text
 
 
 @pytest.mark.parametrize(

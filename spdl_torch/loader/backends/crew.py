@@ -158,7 +158,7 @@ class Crew(Backend):
             key=key,
             workers=tuple(workers),
             recorder=recorder,
-            consumer=recorder.new_consumer_ring(2 if stage is None else 3, outlet),
+            consumer=recorder.new_consumer_ring(2 if stage is None else 3),
         )
 
     def take(self, seconds: float) -> Result | Told | None:

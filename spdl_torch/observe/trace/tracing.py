@@ -1,5 +1,5 @@
-"""Trace a block of code with what the program adds of its own, or the last seconds when something
-goes wrong; and make the profile of a run.
+"""Trace a block of code with what the program adds of its own, or the last seconds when a
+loop waits for too long; and make the profile of a run.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter_ns, thread_time_ns
@@ -162,80 +162,50 @@ def tracing(
 def flight_recorder(
     folder: str | os.PathLike[str],
     *,
-    stall_seconds: float | None = 60.0,
+    stall_seconds: float = 60.0,
     last_seconds: float = 30.0,
 ) -> Iterator[None]:
-    """While the block runs, write a trace of the last seconds whenever something goes wrong: a
-    training loop that waits for a batch for too long, or works with one for too long while others
-    are ready, or an exception that leaves the block. The files are
-    ``<why>-rank<R>-<date>-<n>.json.gz``; the log names each.
+    """While the block runs, write a trace of the last seconds whenever a training loop waits for a
+    batch for too long. The files are ``stall-rank<R>-<date>-<n>.json.gz``; the log names each.
 
     Costs nothing beyond what is always recorded; a thread checks once a second.
 
     folder: created when the first trace is written.
-    stall_seconds: a wait for one batch, or a step with one while others are ready, that is too
-        long; one trace for each. None = do not check.
+    stall_seconds: a wait for one batch that is too long; one trace for each.
     last_seconds: how much of the past is written.
     Raises: ValueError: ``stall_seconds`` or ``last_seconds`` <= 0.
     """
     for name, value in (("stall_seconds", stall_seconds), ("last_seconds", last_seconds)):
-        if value is not None and value <= 0:
+        if value <= 0:
             raise ValueError(f"flight_recorder: {name} must be > 0, got {value}.")
-    watch = Watch(Path(folder), stall_seconds or math.inf, last_seconds)
-    looks = repeating("flight-recorder", _LOOK_SECONDS, watch.look)
-    with nullcontext() if stall_seconds is None else looks:
-        try:
-            yield
-        except BaseException as error:
-            if not isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
-                watch.dump(f"exception-{type(error).__name__}")
-            raise
+    traced: set[int] = set()
+    look = partial(trace_stalls, Path(folder), stall_seconds, last_seconds, traced)
+    with repeating("flight-recorder", _LOOK_SECONDS, look):
+        yield
 
 
-@dataclass
-class Watch:
-    """Looks for waits and steps that are too long, and writes traces."""
-
-    folder: Path
-    stall_seconds: float
-    last_seconds: float
-    num_written: int = 0
-    traced: set[int] = field(default_factory=set)
-    """Starts of the waits and steps that have a trace already."""
-
-    def dump(self, why: str) -> None:
-        """Write a trace. A failure to write is logged, never raised."""
-        self.num_written += 1
-        date = time.strftime("%Y%m%d-%H%M%S")
-        rank = rank_of_process()
-        path = self.folder / f"{why}-rank{rank}-{date}-{self.num_written}.json.gz"
-        try:
-            timelines = _timelines_of(live_recorders())
-            write(path, chrome_trace(timelines, rank=rank, last_seconds=self.last_seconds))
-        except (OSError, ValueError) as error:
-            _logger.warning("flight_recorder: no trace for %s: %s", why, error)
-        else:
-            _logger.warning("flight_recorder: %s: trace written to %s", why, path)
-
-    def look(self) -> None:
-        """Write a trace for each kind of what is too long now and was not before."""
-        waits, steps = self.too_long("waiting_since_ns"), self.too_long("busy_since_ns")
-        if waits - self.traced:
-            others = [t for t in threading.enumerate() if t is not threading.current_thread()]
-            busy = describe_busy([t for t in others if t.name.startswith("spdl-")])
-            _logger.warning("flight_recorder: a loop waits for data. %s", busy)
-            self.dump("stall")
-        if steps - self.traced:
-            _logger.warning("flight_recorder: a loop has been busy with one batch for too long")
-            self.dump("step")
-        self.traced = waits | steps
-
-    def too_long(self, since_when: str) -> set[int]:
-        """Return the starts of the waits for a batch, or the steps with one, that are too long."""
-        latest = perf_counter_ns() - self.stall_seconds * 1e9
-        consumers = filter(None, [recorder.consumer for recorder in live_recorders()])
-        starts = {getattr(consumer, since_when) for consumer in consumers}
-        return {start for start in starts if start is not None and start <= latest}
+def trace_stalls(folder: Path, stall_seconds: float, last_seconds: float, traced: set[int]) -> None:
+    """Write a trace if a loop waits for too long that did not before. A failure to write is logged,
+    never raised. ``traced``: starts of the waits that have a trace already."""
+    latest = perf_counter_ns() - stall_seconds * 1e9
+    consumers = filter(None, [recorder.consumer for recorder in live_recorders()])
+    starts = {consumer.waiting_since_ns for consumer in consumers}
+    new = {start for start in starts if start is not None and start <= latest} - traced
+    if not new:
+        return
+    traced |= new
+    others = [t for t in threading.enumerate() if t is not threading.current_thread()]
+    busy = describe_busy([t for t in others if t.name.startswith("spdl-")])
+    _logger.warning("flight_recorder: a loop waits for data. %s", busy)
+    rank, date = rank_of_process(), time.strftime("%Y%m%d-%H%M%S")
+    path = folder / f"stall-rank{rank}-{date}-{len(traced)}.json.gz"
+    try:
+        timelines = _timelines_of(live_recorders())
+        write(path, chrome_trace(timelines, rank=rank, last_seconds=last_seconds))
+    except (OSError, ValueError) as error:
+        _logger.warning("flight_recorder: no trace of it was written: %s", error)
+    else:
+        _logger.warning("flight_recorder: trace written to %s", path)
 
 
 # --- profiles ------------------------------------------------------------------------------------
