@@ -136,8 +136,3 @@ def found_in(report):
 def shown(report):
     """A report, or its text, in one line, wherever it is wrapped."""
     return " ".join(str(report).split())
-
-
-def html_in_notebook(shown_object):
-    """What a notebook shows of an object that ends a cell."""
-    return shown_object._repr_html_()

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import pytest
 from _forks import found_in_fork
-from _readings import html_in_notebook, ns, pipeline_stats, reading, shown, stage, stage_stats
+from _readings import ns, pipeline_stats, reading, shown, stage, stage_stats
 from hypothesis import given, settings, strategies as st
 
 from spdl_torch import PipelineDataset
@@ -87,7 +87,6 @@ def test_nothing_measured_is_said_to_be_so():
     assert report.verdict.cause is Cause.UNKNOWN
     assert report.verdict.finding == "There are no figures: nothing was loaded yet."
     assert "input-bound" not in shown(report)
-    assert report.verdict.finding in html_in_notebook(report)
 
 
 @pytest.mark.parametrize("threads", [1, 2])

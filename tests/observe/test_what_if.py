@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from _datasets import SafeIndices
 from _loader_in_numbers import Loader, report_of
-from _readings import html_in_notebook, pipeline_stats, shown
+from _readings import pipeline_stats, shown
 
 from spdl_torch import DataLoader
 from spdl_torch.observe import make_report
@@ -178,7 +178,7 @@ def test_question_in_words():
     assert str(Question(read_speedup=2)) == "reads 2x as fast"
 
 
-def test_report_shows_predictions_everywhere():
+def test_report_shows_predictions_everywhere(tmp_path):
     """In the text, the page and the JSON."""
     report = simulated(num_workers=2, num_cores=8, waits=2 * MS)
     more, *_ = report.predictions
@@ -190,7 +190,7 @@ def test_report_shows_predictions_everywhere():
     listed = json.loads(report.as_json())["predictions"]
     assert [each["high"] for each in listed] == [each.high for each in report.predictions]
     assert listed[0]["gain"] == more.gain
-    page = html_in_notebook(report)
+    page = report.write_html(tmp_path / "page.html").read_text("utf-8")
     assert all(each.setting in page for each in report.predictions)
 
 

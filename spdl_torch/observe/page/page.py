@@ -20,17 +20,15 @@ def html_of(
     parts: Sequence[Mapping[str, Any]],
     *,
     charts: Sequence[tuple[str, str]] = (),
-    is_fragment: bool = False,
 ) -> str:
-    """Return a page, or its content alone for a notebook's cell.
+    """Return a page.
 
     parts: what it says of each report: a ``heading``; ``said``, sentences, each with a word before
         it; a table of ``headings``, shown with their ``meanings``, and ``rows``; and ``marked``,
         the first cell of the row that stands out.
     charts: the address of each image, with a sentence on it.
     """
-    content = {"title": title, "parts": parts, "charts": charts, "is_fragment": is_fragment}
-    return str(_template().render(content))
+    return str(_template().render(title=title, parts=parts, charts=charts))
 
 
 def write_page(path: str | os.PathLike[str], html: str) -> Path:

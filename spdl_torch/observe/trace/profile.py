@@ -58,12 +58,7 @@ class Profile:
         """Return the report as a text."""
         return str(self._report)
 
-    def _repr_html_(self) -> str:
-        """Return the page for a notebook, or without matplotlib its texts and tables."""
-        try:
-            return self._page(is_fragment=True)
-        except ModuleNotFoundError:
-            return self._report._repr_html_()
+    __repr__ = __str__
 
     def report(self) -> Report:
         """Return the verdict with its evidence."""
@@ -80,14 +75,11 @@ class Profile:
         path: folders are created, a file is replaced once the new one is complete.
         Raises: ModuleNotFoundError: matplotlib is not installed; ValueError: a folder.
         """
-        return write_page(path, self._page())
-
-    def _page(self, *, is_fragment: bool = False) -> str:
         if self._stored is not None:
-            return page_of([self._stored], is_fragment=is_fragment)
+            return write_page(path, page_of([self._stored]))
         charts = [_chart_of(self._as_trace(None, _MOST_ON_A_PAGE))] if self.timelines else []
-        part = part_of(self._report)
-        return html_of("Loading: this run", [part], charts=charts, is_fragment=is_fragment)
+        page = html_of("Loading: this run", [part_of(self._report)], charts=charts)
+        return write_page(path, page)
 
     def statistics(self) -> dict[str, dict[str, float]]:
         """Return the statistics of each stage by its name, in order, and those of the ``"total"``.
@@ -213,7 +205,7 @@ def load_runs(
     ]
 
 
-def page_of(runs: Sequence[MeasuredRun], *, is_fragment: bool = False) -> str:
+def page_of(runs: Sequence[MeasuredRun]) -> str:
     """Return the page of one or several pipelines of a run in a file.
 
     Raises: ModuleNotFoundError: matplotlib is not installed.
@@ -221,7 +213,7 @@ def page_of(runs: Sequence[MeasuredRun], *, is_fragment: bool = False) -> str:
     charts = _charts_of_file(runs[0].run, runs)
     parts = [part_of(run.report, run.name if len(runs) > 1 else "", run.facts()) for run in runs]
     title = f"Loading: {', '.join(run.name for run in runs)}"
-    return html_of(title, parts, charts=charts, is_fragment=is_fragment)
+    return html_of(title, parts, charts=charts)
 
 
 def _charts_of_file(run: StoredRun, runs: Sequence[MeasuredRun]) -> list[tuple[str, str]]:

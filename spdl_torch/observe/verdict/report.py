@@ -111,10 +111,6 @@ class Report:
     def _reading(self) -> Reading:
         return Reading(self.stats, self.probes, self.pooled)
 
-    def _repr_html_(self) -> str:
-        """Return the verdict and the table of the stages for a notebook."""
-        return html_of("", [part_of(self)], is_fragment=True)
-
     def write_html(self, path: str | os.PathLike[str]) -> Path:
         """Write the verdict and the table of the stages as a page, one HTML file that needs no
         network; return its path. ``loader.profile().write_html(path)`` adds what every worker did.
