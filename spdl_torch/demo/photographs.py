@@ -14,16 +14,13 @@ from PIL import Image
 if TYPE_CHECKING:
     from pathlib import Path
 
-NUM_CLASSES = 10
-LONG, SHORT = 500, 400  # pixels of the edges
+_LONG, _SHORT = 500, 400  # pixels of the edges
 _CELL = 25  # pixels from one random colour to the next
 _TEXTURE = 14.0  # its deviation, of 256 levels: with it the files are as large as ImageNet's
 _JPEG_QUALITY = 88
 
 
-def write_photographs(
-    folder: Path, count: int, *, seed: int = 0, num_classes: int = NUM_CLASSES
-) -> None:
+def write_photographs(folder: Path, count: int, *, seed: int = 0, num_classes: int = 10) -> None:
     """Write ``count`` JPEGs as ``folder/class_<n>/<index>.jpg``; the same seed, the same pixels.
 
     One in four is upright; as in ImageNet three in four keep their colours at full resolution.
@@ -32,7 +29,7 @@ def write_photographs(
         (folder / f"class_{label}").mkdir(parents=True, exist_ok=True)
     for index in range(count):
         rng = np.random.default_rng([seed, index])
-        width, height = (LONG, SHORT) if index % 4 else (SHORT, LONG)
+        width, height = (_LONG, _SHORT) if index % 4 else (_SHORT, _LONG)
         colours = rng.integers(256, size=(height // _CELL, width // _CELL, 3), dtype=np.uint8)
         light = Image.fromarray(colours).resize((width, height), Image.Resampling.BICUBIC)
         texture = rng.normal(scale=_TEXTURE, size=(height, width, 1))
