@@ -357,7 +357,7 @@ class PipelineStatsMonitor(Callback):
     def _newly_placed(self, who: str, name: str, report: Report) -> Placement | None:
         """Return where the workers live, if nobody has told ``who`` yet."""
         placement, known = report.placement, self._placements.get((who, name))
-        if placement is None or placement.is_as(known):
+        if placement is None or placement == known:
             return None
         self._placements[who, name] = placement
         return placement

@@ -80,4 +80,4 @@ def report_of(loader, num_batches):
     stats = pipeline_stats(seconds, waited / seconds, (fetch,))
     num_processes = workers if loader.in_processes else 0
     placement = Placement(num_workers=workers, num_processes=num_processes, reason="made up")
-    return replace(make_report(stats, probes, pooled=("fetch",)), placements=(placement,))
+    return replace(make_report(stats, probes, pooled=("fetch",)), placement=placement)

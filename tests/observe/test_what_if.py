@@ -107,7 +107,7 @@ def without(report, **changes):
     """The report with other probes, and the verdict that follows."""
     probes = replace(report.probes, **changes)
     made = make_report(report.stats, probes, pooled=report.pooled)
-    return replace(made, placements=report.placements)
+    return replace(made, placement=report.placement)
 
 
 def shortened(report, elapsed, num_items):

@@ -35,7 +35,7 @@ def report_of(measured: Measured | None) -> Report:
         return make_report(stats_of(None), Probes(), pooled=_POOLED)
     report = make_report(stats_of(measured), _probes_of(measured), pooled=_POOLED)
     if (placement := measured.placement) is not None:
-        report = replace(report, placements=(_with_workers(placement, measured.num_workers),))
+        report = replace(report, placement=_with_workers(placement, measured.num_workers))
     return with_remarks(report, *measured.remarks)
 
 

@@ -7,14 +7,12 @@ Most epochs end without anybody asking for figures. Only then are they computed 
 from __future__ import annotations
 
 import threading
-import time
 from abc import ABC, abstractmethod
-from dataclasses import replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ...engine.counters import QueueCounters, TaskCounters
 from ...machine.probes import probe_counters, probe_counters_of
-from ...observe.verdict.placement import PLACEMENT_EVENT
 from .counts import LoopClock, Measured, Queues, Readings, WorkerCounts
 from .figures import report_of, stats_of
 
@@ -112,8 +110,7 @@ class CrewStats(EpochStats):
         workers; note in the trace where they live."""
         self.recorder = epoch.recorder
         if placement is not None:
-            placement = replace(placement, since=time.time())
-            epoch.recorder.note(PLACEMENT_EVENT, placement.as_details())
+            epoch.recorder.note("placement", asdict(placement))
         # Of this process; where the workers are in it, they count from the epoch's beginning.
         probes = probe_counters() if source.has_own_gil else None
         self._begun = _Begun(epoch, source, before, probes, placement)

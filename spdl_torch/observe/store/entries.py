@@ -4,18 +4,16 @@ events."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...engine.hooks import StageInfo
 from ...engine.statistics import QueuePerfStats
 from ..verdict.causes import num_delivered
-from ..verdict.placement import PLACEMENT_EVENT
 
 if TYPE_CHECKING:
     from ...engine.statistics import PipelineStats, TaskPerfStats
-    from ..verdict.placement import Placement
     from ..verdict.report import Report
 
 DECISION_EVENT = "decision"
@@ -85,8 +83,8 @@ def entries_of(
     name: str = "",
     timestamp: float | None = None,
 ) -> list[LogEntry]:
-    """Return a report as log entries, for loaders, which have no hooks: an interval, and an event
-    for each place where a loader's workers have lived. A file with them leads to the same report.
+    """Return a report as log entries, for loaders, which have no hooks. A file with them leads to
+    the same report.
 
     Args:
         before: an earlier report of the same pass; only what came after it is logged. None = all.
@@ -98,22 +96,18 @@ def entries_of(
     now = time.time() if timestamp is None else timestamp
     if not stats.stages:
         return []  # nothing was loaded
-    known = {each.since for each in before.placements} if before is not None else set()
-    placements = [each for each in report.placements if each.since not in known]
-    return entries_in(report, stats, placements, now, number=pipeline_id, name=name)
+    return entries_in(report, stats, now, number=pipeline_id, name=name)
 
 
 def entries_in(
     report: Report,
     stats: PipelineStats,
-    placements: Iterable[Placement],
     timestamp: float,
     *,
     number: int,
     name: str,
 ) -> list[LogEntry]:
-    """Return the entries of an interval that ends now, and of the places where a loader's workers
-    live since then, or since now.
+    """Return the entries of an interval that ends now.
 
     report: on the pass so far, whose probes count for all of it.
     """
@@ -125,6 +119,7 @@ def entries_in(
         "seconds": report.stats.elapsed,
         "probes": asdict(report.probes),
         "pooled": list(report.pooled),
+        "placement": None if report.placement is None else asdict(report.placement),
         "tasks": [
             {**_of(info), **asdict(stage.tasks), "num_dropped": stage.num_dropped}
             for info, stage in zip(infos, stats.stages, strict=True)
@@ -134,13 +129,8 @@ def entries_in(
             for info, queue in _queues(number, stats, report.pooled)
         ],
     }
-    begins, whose = stats is report.stats, {"pipeline": number, "name": name}
-    interval = IntervalLogEntry(timestamp, number, name, begins, stats.as_dict(), details)
-    found: list[LogEntry] = [interval]
-    for each in placements:
-        since = timestamp if each.since is None else each.since
-        found.append(EventLogEntry(since, PLACEMENT_EVENT, whose | each.as_details()))
-    return found
+    begins = stats is report.stats
+    return [IntervalLogEntry(timestamp, number, name, begins, stats.as_dict(), details)]
 
 
 def _of(info: StageInfo, kind: str = "") -> dict[str, Any]:

@@ -9,14 +9,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...locks import RLock
-from ..verdict.placement import moves
 from ..verdict.report import Report, make_report
 from ..verdict.skipped import SKIPPED, key_text
 from .entries import DECISION_EVENT, EventLogEntry, entries_in
 
 if TYPE_CHECKING:
     from ...engine.statistics import PipelineStats
-    from ..verdict.placement import Placement
     from .entries import LogEntry
 
 _LOADED_AHEAD = ("num_tasks", "num_failures", "num_dropped", "num_items", "good_ns", "cpu_ns",
@@ -41,7 +39,7 @@ class Interval(NamedTuple):
         """Return the report on it."""
         last = self.report
         report = make_report(self.stats, last.probes, pooled=last.pooled)
-        return replace(report, placements=last.placements)
+        return replace(report, placement=last.placement)
 
 
 class Follower:
@@ -67,7 +65,6 @@ class Follower:
         self._ahead: PipelineStats | None = None  # of a pause: what counts though its time does not
         self._last_skipped: Any = next(reversed(_skipped_of(source)), None) if from_now else None
         self._last_decision = time.time() if from_now else 0.0
-        self._placement: Placement | None = None
         # Held from the end of one pass to the start of the next: a reading in between would be of
         # the old pass again, and be taken for the first of the new one. Re-entrant: on one thread,
         # a pass may begin while another is being begun.
@@ -94,10 +91,8 @@ class Follower:
             if interval is not None:
                 stats, report = interval
                 self._before, self._ahead = report.stats, None
-                new = moves(report.placements, self._placement)
-                self._placement = new[-1] if new else self._placement
                 whose: Any = {"number": self.number, "name": self.name}
-                for entry in entries_in(report, stats, new, time.time(), **whose):
+                for entry in entries_in(report, stats, time.time(), **whose):
                     self._log(entry)
                 self._tell(interval)
             for event in self._events():

@@ -261,7 +261,7 @@ class _SourceLog(Follower):
         report, logger = interval.judged(), self._loggers[number]
         logger.log(metrics_of(report, self._start), step)
         placement, known = report.placement, self._placements.get(number)
-        if logger.text is not None and placement is not None and not placement.is_as(known):
+        if logger.text is not None and placement is not None and placement != known:
             self._placements[number] = placement
             logger.text(f"{self._start}/placement", str(placement), step)
 

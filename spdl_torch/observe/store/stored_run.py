@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 from ...engine.statistics import AS_LATER, PipelineStats
 from ...machine.readings import probes_over
 from ...shown_text import printable
-from ..verdict.placement import PLACEMENT_EVENT, Placement, moves
+from ..verdict.placement import Placement
 from ..verdict.report import Report, make_report, with_remarks
 from ..verdict.skipped import MOST_KEPT, SKIPPED, remarks_on_left_out
 from .file import damaged, event_of, reading, rows_of
@@ -165,9 +165,8 @@ class StoredRun:
         if missing := self.facts["num_dropped"]:
             remarks += (f"entries of this run that were not written to the file: {missing}.",)
         report = with_remarks(make_report(stats, probes, pooled=pooled), *remarks)
-        placed = (each for each in events if each.event_name == PLACEMENT_EVENT)
-        places = (Placement.from_details(each.details, each.timestamp) for each in placed)
-        return replace(report, placements=tuple(moves(places)))
+        placement = passes[-1]["placement"]
+        return replace(report, placement=Placement(**placement) if placement else None)
 
 
 def by_stage(rows: Iterable[Row]) -> dict[Any, list[Row]]:

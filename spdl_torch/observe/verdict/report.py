@@ -17,12 +17,12 @@ from ...shown_text import percent, printable, shown_rate, shown_seconds, wrapped
 from ..page.page import html_of, write_page
 from .causes import Cause, Reading
 from .model import Question, limiting, predict, worth_asking
-from .placement import Placement, lines_of, moves
 from .verdict import Verdict, judge
 
 if TYPE_CHECKING:
     from ...engine.statistics import PipelineStats, StageStats
     from .model import Prediction
+    from .placement import Placement
 
 _WORTH_SAYING = 0.1
 
@@ -37,13 +37,8 @@ class Report:
     probes: Probes
     pooled: tuple[str, ...] = ()
     """Stages that share the threads of a loader's workers; see :func:`judge`."""
-    placements: tuple[Placement, ...] = ()
-    """The places where a loader's workers lived in the window, in order; () = it has none."""
-
-    @property
-    def placement(self) -> Placement | None:
-        """The place where a loader's workers live now, or lived last; None = it has none."""
-        return self.placements[-1] if self.placements else None
+    placement: Placement | None = None
+    """The place where a loader's workers live now, or lived last; None = it has none."""
 
     def __str__(self) -> str:
         """Return the verdict, why, and what to do next; then a line for each stage, the checks, and
@@ -61,7 +56,7 @@ class Report:
         return [
             *heads_of(verdict.finding, action_of(verdict)),
             ("checks", self._checks()),
-            *(("workers", line) for line in lines_of(self.placements)),
+            *([("workers", str(self.placement))] if self.placement is not None else []),
             *(("data", line) for line in _data_lines(self.stats)),
             *(("note", remark) for remark in verdict.remarks),
         ]
@@ -121,7 +116,7 @@ class Report:
         return write_page(path, html_of("Report on loading", [part_of(self)]))
 
     def as_json(self) -> str:
-        """Return ``verdict``, ``stats``, ``probes``, ``placements`` and ``predictions`` for
+        """Return ``verdict``, ``stats``, ``probes``, ``placement`` and ``predictions`` for
         programs; null = not measured, or not known."""
         verdict = {**asdict(self.verdict), "cause": self.verdict.cause.value}
         if not math.isfinite(self.verdict.gain):
@@ -130,7 +125,7 @@ class Report:
             "verdict": verdict,
             "stats": _derived(self.stats),
             "probes": asdict(self.probes),
-            "placements": [asdict(placement) for placement in self.placements],
+            "placement": None if self.placement is None else asdict(self.placement),
             "predictions": [{**asdict(each), "gain": each.gain} for each in self.predictions],
         }
         return json.dumps(content, allow_nan=False)
@@ -277,8 +272,7 @@ def joined(earlier: Report, later: Report) -> Report:
     # What was found in a window is found again in both.
     found = judge(later.stats, later.probes, pooled=later.pooled).remarks
     remarks = [each for each in later.verdict.remarks if each not in found]
-    placements = tuple(moves([*earlier.placements, *later.placements]))
-    return replace(with_remarks(both, *remarks), placements=placements)
+    return replace(with_remarks(both, *remarks), placement=later.placement)
 
 
 def with_remarks(report: Report, *remarks: str) -> Report:
