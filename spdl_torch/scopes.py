@@ -55,21 +55,15 @@ class _Scope(AbstractContextManager[T], ContextDecorator):
         except StopIteration as end:  # it has handled the error, unless that is what it raises
             return end is not error
         except BaseException as raised:
-            if raised is not error and not _stands_for(raised, error):
+            # A generator wraps StopIteration in a RuntimeError.
+            is_wrapped = isinstance(error, StopIteration) and raised.__cause__ is error
+            if raised is not error and not is_wrapped:
                 raise
-            _put_back(error, traceback)
+            # Take the generator's own frames off, if the class lets the traceback be assigned. No
+            # function of this module does it, which may be empty: at the interpreter's end.
+            try:
+                error.__traceback__ = traceback
+            except Exception:
+                pass  # then they stay
             return False
         raise RuntimeError("the context's generator did not stop after an error")
-
-
-def _stands_for(raised: BaseException, error: BaseException) -> bool:
-    """Return whether this is the RuntimeError in which a generator wraps StopIteration."""
-    return isinstance(error, StopIteration) and raised.__cause__ is error
-
-
-def _put_back(error: BaseException, traceback: Any) -> None:
-    """Take the generator's own frames off the traceback, if the class lets it be assigned."""
-    try:
-        error.__traceback__ = traceback
-    except Exception:
-        pass  # then they stay
