@@ -228,7 +228,8 @@ class PipelineDataset(IterableDataset[T_co]):
         Raises: RuntimeError: this object has loaded nothing yet. A DataLoader's workers have
             copies of it, with their own statistics.
         """
-        return self.report().stats if self._pass is None else self._pass.snapshot()
+        current = self._pass  # read once: the loop's thread may end it meanwhile
+        return self.report().stats if current is None else current.snapshot()
 
     def report(self) -> Report:
         """Return what holds training back in the running pass or, between passes, did in the last
@@ -369,8 +370,9 @@ class PipelineDataset(IterableDataset[T_co]):
         if ending.pipeline.failure is not None and not ending.is_failure_raised:
             _logger.error("PipelineDataset: the pass had failed", exc_info=ending.pipeline.failure)
         if self._pass is ending:
-            self._pass = None
+            # In this order: a thread that finds no pass finds what was kept of this one.
             self._last = self._last if report is None else (report, ending.recorder)
+            self._pass = None
 
 
 def _stages_to(

@@ -83,7 +83,7 @@ class ThreadCount:
     """
 
     def __init__(self, count: int) -> None:
-        self.count = count
+        self.count = self._first = count
         """The number of threads that the stage is to have now."""
         self._changes: list[tuple[int, int]] = []  # when, and by how many
         self._ended_ns: int | None = None
@@ -103,11 +103,10 @@ class ThreadCount:
 
     def thread_ns(self, elapsed_ns: int) -> int:
         """Return the time that all threads had in the last ``elapsed_ns``, up to now or the end."""
-        # A copy in one step: another thread may append a change meanwhile.
-        changes, count = tuple(self._changes), self.count
-        end_ns = self.now_ns()
-        total = elapsed_ns * (count - sum(delta for _, delta in changes))
-        return total + sum(
+        # A copy in one step: another thread may append a change meanwhile, and then set the count,
+        # which is not read here.
+        changes, end_ns = tuple(self._changes), self.now_ns()
+        return elapsed_ns * self._first + sum(
             delta * min(elapsed_ns, max(0, end_ns - when_ns)) for when_ns, delta in changes
         )
 

@@ -33,20 +33,24 @@ class FailureBudget:
         elif isinstance(self._limit, Integral):
             self._limit = int(self._limit)  # numpy's as well
         # Several threads of the stage may fail at once: the lock gives each failure a number of its
-        # own. It is not held while one is logged, for a handler may be slow.
+        # own, and the judgement as many tasks as there are for it. It is not held while one is
+        # logged, for a handler may be slow.
         self._lock = RLock()
-        self.num_failures = 0
+        self.num_failures = self._num_tasks = 0
         self.errors: list[Exception] = []
 
     def spend(self, error: Exception, num_tasks: int) -> bool:
-        """Count a failure; True if the budget is now overdrawn."""
+        """Count a failure; True if the budget is now overdrawn. ``num_tasks``: at least those up to
+        the one that failed."""
         with self._lock:
             self.num_failures += 1
             count = self.num_failures
             if count <= _KEPT_ERRORS:
                 self.errors.append(error)
+            self._num_tasks = max(self._num_tasks, num_tasks)
+            is_overdrawn = self._exceeded(self._num_tasks)
         self._log(error, count, num_tasks)
-        return self._exceeded(num_tasks)
+        return is_overdrawn
 
     def overdrawn_at_end(self, num_tasks: int) -> bool:
         """Judge the stage after its last task, and log how many have failed."""

@@ -277,7 +277,9 @@ class Run:
         # Without the lock: a finalizer that runs on a thread inside a channel holds that channel's
         # lock while it waits here for the run's.
         self._consumer.end()
-        for channel in self.queues:
+        # Those of later stages first: a worker that finds its inlet closed finishes its outlet, and
+        # who takes from that must not take a stop for the end of the data.
+        for channel in reversed(self.queues):
             channel.close()
         if self.task_limit is not None:
             self.task_limit.close()

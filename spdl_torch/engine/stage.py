@@ -144,7 +144,7 @@ class Stage:
 
     def targets(self) -> list[Target]:
         """Return name and target of each thread that the stage begins with."""
-        self.thread_count.count = self._num_present = self.concurrency
+        self.thread_count, self._num_present = ThreadCount(self.concurrency), self.concurrency
         return [self._target(self._new_worker(number)) for number in range(self.concurrency)]
 
     def resize(self, count: int, spawn: Callable[..., object]) -> None:
@@ -191,9 +191,10 @@ class Stage:
     def fails_for_good(self) -> bool:
         """End the run if every task has failed, and return whether that is so. The cells know: a
         task of a later epoch may be counted, and its failure not yet charged."""
-        num_tasks = self.num_tasks
+        # Not from the number of tasks: another thread may fail before both are added up.
         num_failures = sum(worker.cell.num_failures for worker in self._workers)
-        is_so = self.budget.nothing_succeeded(num_tasks, num_failures)
+        has_success = any(any(worker.cell.histogram.buckets) for worker in self._workers)
+        is_so = not has_success and self.budget.nothing_succeeded(num_failures, num_failures)
         if is_so:
             self._overdraw()
         return is_so
@@ -356,7 +357,11 @@ class Stage:
         where = f"in stage {self.spec.name!r}"
         renew_note(error, where, f"{where} ({threading.current_thread().name}), {what}")
         self._run.recorder.failed(self.spec.name, number, error)
-        if self.budget.spend(error, self.num_tasks):
+        num_tasks = self.num_tasks
+        if not self.spec.is_grouping:  # those before it, which other threads may be at work on
+            num_marks = bisect_left(self.inlet.mark_numbers, number)
+            num_tasks = max(num_tasks, number + 1 - num_marks)
+        if self.budget.spend(error, num_tasks):
             self._overdraw()
 
     def ends_worker(self, error: BaseException) -> bool:

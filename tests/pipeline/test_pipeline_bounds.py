@@ -305,6 +305,13 @@ def test_shares_are_of_the_time_that_threads_were_there(monkeypatch):
     count = ThreadCount(2)
     now = 10
     assert count.thread_ns(10) == 20
+
+    class Changes(list):
+        def append(self, change):
+            super().append(change)
+            assert count.thread_ns(10) == 20, "another thread may ask before the count is set"
+
+    count._changes = Changes()
     count.change(6)
     now = 15
     assert (count.thread_ns(15), count.thread_ns(5), count.thread_ns(6)) == (50, 30, 32)

@@ -27,6 +27,7 @@ from _inside import check_balance, run_of
 from _stages import add, evaluate, num_dropped, plans
 from hypothesis import given, settings, strategies as st
 
+from spdl_torch.engine.shared import SharedCounter
 from spdl_torch.pipeline import (
     Aggregator,
     PipelineBuilder,
@@ -327,6 +328,21 @@ def test_empty_epoch_fails_though_a_later_one_is_under_way():
         assert is_met.wait(PATIENCE_SECONDS)
         with pytest.raises(PipelineFailure, match=r"max_failures is 0\.1 of all"):
             list(pipeline)
+
+
+def test_empty_epochs_of_a_stage_that_has_had_a_good_item_are_no_failure():
+    """Whatever fails on other threads while that is judged."""
+    numbers = SharedCounter()
+
+    def fail(item):
+        if next(numbers):
+            raise Boom(item)
+        return item
+
+    build = {"max_failures": 1 - 1e-9}
+    pipeline = continuous(range(3), fail, concurrency=4, build=build)
+    with no_leak(), pipeline.auto_stop():
+        assert [len(list(pipeline)) for _ in range(2_000)] == [1] + [0] * 1_999
 
 
 def test_pipeline_that_is_dropped_between_epochs_ends_its_threads():

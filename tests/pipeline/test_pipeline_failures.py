@@ -87,6 +87,29 @@ def test_budget_allows_exactly_so_many_failures(limit, bad, count, failure, orde
     assert list(error.exceptions)[:20] == raised[: len(error.exceptions)]
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_item_under_way_counts_for_those_after_it(is_async):
+    """The 110th fails as the 11th, which are 10 %, while another thread is at work on the 109th."""
+    bad, is_judged = {*range(10), 109}, threading.Event()
+
+    def op(item):
+        if item == 108:
+            assert is_judged.wait(PATIENCE_SECONDS)
+        elif item == 110:  # by the thread that the one before has failed on
+            is_judged.set()
+        if item in bad:
+            raise Boom(item)
+        return item
+
+    async def aop(item):
+        while item == 108 and not is_judged.is_set():
+            await asyncio.sleep(0)
+        return op(item)
+
+    with pipeline_of(range(200), aop if is_async else op, concurrency=2).auto_stop() as p:
+        assert sorted(p) == [item for item in range(200) if item not in bad]
+
+
 def test_stage_budget_overrides_that_of_the_pipeline():
     """Each stage counts its own failures; its own limit goes before the pipeline's."""
     odd, _ = failing_at(*range(1, 20, 2))

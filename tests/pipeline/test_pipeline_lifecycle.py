@@ -36,7 +36,7 @@ from _gates import (
 )
 from _inside import lock_of, run_of
 
-from spdl_torch.pipeline import PipelineBuilder, PipelineStopped
+from spdl_torch.pipeline import PipelineBuilder, PipelineStopped, StatsQueue
 
 
 def state_of(pipeline):
@@ -131,6 +131,27 @@ def test_stop_while_the_source_is_blocked():
     assert [thread.name for thread in spdl_threads()] == ["spdl-src"]
     source.released.set()
     join_spdl_threads()
+
+
+@pytest.mark.parametrize("closed", ["src", "same"])
+def test_stop_is_no_end_of_the_data(closed):
+    """For a thread that waits for an item, however long the stop takes after it has closed one
+    queue, and the threads that wait there have left."""
+    main = threading.current_thread()
+
+    class Queue(StatsQueue):
+        def close(self):
+            super().close()
+            if threading.current_thread() is main and self.info.stage_name == closed:
+                get.exception(PATIENCE_SECONDS)
+
+    source = BlockedSource()
+    p = pipeline_of(source, same, build={"queue_class": Queue})
+    get = in_thread(p.get_item)
+    until(lambda: run_of(p).outlet.counters().get_wait[1])
+    p.stop()
+    assert isinstance(get.exception(PATIENCE_SECONDS), PipelineStopped)
+    source.released.set()
 
 
 def test_stop_by_an_op_does_not_wait_for_itself():

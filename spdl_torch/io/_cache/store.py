@@ -173,8 +173,9 @@ class Store:
         """
         if self._off:
             return f"The cache in {self.folder} is not used: {self._off}."
-        calls = self.num_found + self.num_missing
-        hits = f" This process found {self.num_found} of {calls} there." if calls else ""
+        found = self.num_found  # read once: others count meanwhile
+        calls = found + self.num_missing
+        hits = f" This process found {found} of {calls} there." if calls else ""
         try:
             self._contents.read_tail()
             num_megabytes = self.num_bytes / 1e6

@@ -131,18 +131,20 @@ class ProcessRows:
 
     def __init__(self, counts: ProcessCounts) -> None:
         self._counts = weakref.ref(counts)
-        self._kept: list[tuple[int, RingCopy]] = []  # with the numbers of the children
-        self._is_over = False
+        # With the numbers of the children, and whether these are all: one object, so that whoever
+        # reads meanwhile misses none, and has none twice.
+        self._kept: tuple[list[tuple[int, RingCopy]], bool] = [], False
 
     def keep(self, *children: WorkerProcess) -> None:
         """Keep the rows of children that are about to leave; of all, at the end of the epoch."""
-        if not self._is_over:
-            self._is_over = not children
-            self._kept = [*self._kept, *self._read(children or self._children())]
+        rings, is_over = self._kept
+        if not is_over:
+            self._kept = [*rings, *self._read(children or self._children())], not children
 
     def completed(self, own: Timeline) -> Timeline:
         """Return the timeline with the children's rows."""
-        rings = self._kept if self._is_over else [*self._kept, *self._read(self._children())]
+        rings, is_over = self._kept
+        rings = rings if is_over else [*rings, *self._read(self._children())]
         theirs = [read_row(_ROW, 1, number, "stage", ring) for number, ring in rings]
         rows = sorted((*own.rows, *theirs), key=lambda row: (row.stage_number, row.replica))
         return own._replace(rows=tuple(rows))
