@@ -4,7 +4,7 @@ that are tuned while they run."""
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Set
 from dataclasses import dataclass
 from functools import cached_property
@@ -94,14 +94,14 @@ class TuningState:
         self.name = name
         self.found: dict[str, int] = {}
         """The changed concurrency by stage, with which the next run begins."""
-        self._decisions: deque[Decision] = deque(maxlen=_MOST_DECISIONS)
+        self._decisions: list[Decision] = []  # which any thread copies, in one step
         self._last: tuple[PipelineStats, int] | None = None  # with which the next part begins
         self._restart(skip=1)
 
     @property
     def decisions(self) -> list[Decision]:
         """The changes made so far, and why; at most the last 1000."""
-        return list(self._decisions.copy())
+        return self._decisions.copy()
 
     @cached_property
     def tuner(self) -> Tuner:
@@ -159,6 +159,7 @@ class TuningState:
             self._parts.append(part)
 
     def _report(self, decision: Decision, recorder: FlightRecorder | None) -> None:
+        del self._decisions[: 1 - _MOST_DECISIONS]
         self._decisions.append(decision)
         _logger.info("%s: %s", self.name, decision)
         details = decision.as_details()

@@ -9,7 +9,6 @@ costs at most 0.3 % of a thread's time, however small the items are.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from itertools import repeat, takewhile
 from time import perf_counter_ns
@@ -60,7 +59,7 @@ class FlightRecorder:
         """The ring of the consumer, once it has one."""
         self._queues: dict[int, QueueTrack] = {}
         self._ordered: dict[int, Callable[[], tuple[int, int]]] = {}
-        self._instants: deque[Instant] = deque(maxlen=_MOST_INSTANTS)
+        self._instants: list[Instant] = []  # any thread adds, or copies it in one step
         self._complete: Callable[[Timeline], Timeline] | None = None
         with _process.lock:
             _process.live.add(self)
@@ -111,6 +110,7 @@ class FlightRecorder:
         """Record a moment of note, now."""
         if self.enabled:
             self._instants.append(Instant(perf_counter_ns(), name, details))
+            del self._instants[:-_MOST_INSTANTS]
 
     def follow_sessions(self) -> None:
         """Record turns as short as the sessions ask for now."""

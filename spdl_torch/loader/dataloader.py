@@ -316,7 +316,7 @@ class DataLoader(TorchDataLoader[T_co]):
         """
         stats = self._state.figures.stats
         skipped = None if stats is None else stats.skipped
-        return [] if skipped is None else list(skipped.samples.copy())
+        return [] if skipped is None else skipped.samples.copy()
 
     def _report(self, earlier: Report | None = None) -> Report:
         """Return the report on the last epoch; ``earlier``: and on what that one is of."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import deque
 from time import monotonic, perf_counter_ns, process_time_ns
 from typing import NamedTuple
 
@@ -25,6 +24,7 @@ _PERIOD_SECONDS = 0.1
 _SLEEP_SECONDS = 0.01
 _SCHEDSTAT_SECONDS = 1.0
 _LONG_COLLECTION_NS = 100_000
+_MOST_COLLECTIONS = 1_000
 
 _OWN_NAME = "spdl-probe"
 
@@ -63,7 +63,7 @@ class _Probe:
         self._late = Histogram()
         self._gc_ns = 0
         self._garbage = Collections()
-        self._long_collections: deque[Collection] = deque(maxlen=1_000)
+        self._long_collections: list[Collection] = []
         self._times = ThreadTimes(_OWN_NAME)
 
     def start(self, user: object) -> bool:
@@ -106,8 +106,9 @@ class _Probe:
                 self._gc_ns += took_ns
                 if took_ns >= _LONG_COLLECTION_NS:
                     self._long_collections.append(each)
+            del self._long_collections[:-_MOST_COLLECTIONS]
 
-    def long_collections(self) -> deque[Collection]:
+    def long_collections(self) -> list[Collection]:
         """Return the latest collections of 0.1 ms or more that came while somebody probed."""
         self.hear_of_garbage()
         return self._long_collections.copy()

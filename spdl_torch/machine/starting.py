@@ -13,7 +13,6 @@ import _signal  # type: ignore[import-not-found]  # not in typeshed: signal with
 import os
 import signal
 import threading
-from collections import deque
 from collections.abc import Iterator
 from time import perf_counter_ns
 from typing import Any
@@ -23,7 +22,8 @@ from ..scopes import scope
 
 # The system's ids of the latest threads started here. One that has ended in Python may still be
 # among the system's threads for a moment, without a name.
-_latest: deque[int | None] = deque(maxlen=256)
+_latest: list[int | None] = []
+_MOST_LATEST = 256
 
 
 def start(*threads: threading.Thread) -> None:
@@ -49,6 +49,7 @@ def start(*threads: threading.Thread) -> None:
                 if isinstance(started := getattr(thread, "_started", None), _Started):
                     threading.Event.wait(started)
                 _latest.append(thread.native_id)
+                del _latest[:-_MOST_LATEST]
 
 
 class _Started(threading.Event):

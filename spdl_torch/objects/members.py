@@ -120,7 +120,7 @@ def _entries(value: Any, own_type: Any) -> Iterable[tuple[Step, Any]]:
         pairs = list(dict.items(value))  # at once: other threads may add some
         keys = [((None, number), key) for number, (key, _) in enumerate(pairs)]
         return [*(((key,), each) for key, each in pairs), *keys]
-    entries = list(own_type.__iter__(value))
+    entries = list(value if type(value) is own_type else own_type.__iter__(value))  # at once, too
     if own_type in (set, frozenset):
         return [((None, number), each) for number, each in enumerate(entries)]
     return enumerate(entries)

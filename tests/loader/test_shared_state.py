@@ -2,18 +2,23 @@
 
 import contextlib
 import gc
+import pickle
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 from _datasets import Indices
-from _gates import in_thread, result_of
-from _inside import tuning_of
+from _gates import in_thread, pipeline_of, result_of
+from _inside import children_of, crew_of, run_of, tuning_of
 from _readings import reading, stage
 from _seats import in_every_seat
 
-from spdl_torch import DataLoader
+from spdl_torch import DataLoader, PipelineDataset
+from spdl_torch.autotune.tuner import Decision
+from spdl_torch.data import mix
+from spdl_torch.data.mixing import plan
 from spdl_torch.engine.rings import Ring
 from spdl_torch.engine.shared import LiveObjects, SharedCounter
 from spdl_torch.io._cache.store import Store
@@ -23,6 +28,7 @@ from spdl_torch.loader.checkpoint.epoch import Given
 from spdl_torch.loader.stats.stats import EpochStats
 from spdl_torch.machine import readings
 from spdl_torch.observe import Cause, Probes, judge, make_report
+from spdl_torch.pipeline import PipelineBuilder
 from spdl_torch.testing.thread_safety import threads_interleaved
 
 NUM_THREADS = 4
@@ -85,6 +91,25 @@ def test_each_sample_of_a_job_is_taken_once_and_one_worker_is_last():
 
 class Thing:
     """Something that can be held weakly."""
+
+
+class Counted:
+    """A source of numbers that keeps its position."""
+
+    def __init__(self, length):
+        self.length, self.position = length, 0
+
+    def __iter__(self):
+        while self.position < self.length:
+            self.position += 1
+            yield self.position - 1
+        self.position = 0
+
+    def state_dict(self):
+        return {"position": self.position}
+
+    def load_state_dict(self, state):
+        self.position = state["position"]
 
 
 def test_live_objects_are_listed_while_others_come_and_go():
@@ -188,11 +213,16 @@ def test_skipped_samples_are_read_while_the_loop_goes_on():
 def test_decisions_are_read_while_others_are_made():
     """Of tuning, on whichever thread asks: at most the last thousand, without one twice."""
     loader = DataLoader(HALF_BAD, num_workers="auto")
-    decided, numbers = tuning_of(loader)._decisions, SharedCounter()
-    with beside(lambda: decided.append(next(numbers))):
+    tuning, numbers = tuning_of(loader), SharedCounter()
+
+    def decide():
+        tuning._report(Decision("workers", 1, next(numbers), 0.0, 0.0, "gained"), None)
+
+    with beside(decide):
         for _ in range(MANY):
-            found = loader.decisions
+            found = [each.to_count for each in loader.decisions]
             assert found == list(range(found[0], found[0] + len(found)))
+            assert len(found) <= 1000
 
 
 def test_cache_is_described_while_others_fill_it(tmp_path):
@@ -202,7 +232,78 @@ def test_cache_is_described_while_others_fill_it(tmp_path):
     def add():
         store.put(next(numbers), b"content")
         store.get(-1)  # which reads what was added
+        for _ in range(100):
+            store.get(0)
 
     with beside(add):
         for _ in range(500):
-            assert "of the items" in store.remark(MANY)
+            remark = store.remark(MANY)
+            assert "of the items" in remark
+            found, calls = map(int, re.search(r"found (\d+) of (\d+) there", remark).groups())
+            assert found < calls
+
+
+def test_moments_of_note_are_read_while_others_come():
+    """Such as failures, which several threads may note."""
+    recorder = run_of(pipeline_of(range(3), str)).recorder
+    with beside(lambda: recorder.note("moment", {})):
+        for _ in range(100):
+            assert {each.name for each in recorder.timeline().instants} == {"moment"}
+
+
+def test_source_is_asked_for_its_state_while_it_goes_on():
+    """On a thread of its own; a state is that of the loop's position."""
+    dataset = PipelineDataset(PipelineBuilder().add_source(Counted(MANY)).add_sink(100))
+    states = [dataset.state_dict() for _ in dataset]
+    assert len(states) == MANY
+    again = PipelineDataset(PipelineBuilder().add_source(Counted(MANY)).add_sink())
+    again.load_state_dict(states[MANY - 10])
+    assert list(again) == list(range(MANY - 9, MANY))
+
+
+def test_first_pass_has_figures_while_it_ends():
+    """Whatever has been noted of its end."""
+
+    class Read(PipelineDataset):
+        def __setattr__(self, name, value):
+            super().__setattr__(name, value)
+            if has_begun:
+                assert self.snapshot().stages == ()
+
+    has_begun = []
+    dataset = Read(PipelineBuilder().add_source(range(3)).add_sink())
+    has_begun.extend(dataset)
+    assert has_begun == [0, 1, 2]
+
+
+def test_rows_of_processes_are_read_while_they_are_kept():
+    """At the end of an epoch: each once."""
+    loader = DataLoader(Indices(4), num_workers=1, isolation="process")
+    batches, found = iter(loader), []
+    next(batches)
+    stats, child = crew_of(batches).stats, children_of(batches)[0]
+    copied = child.page.ring.copied
+
+    def num_rows():
+        return [each.stage for each in stats.timeline().rows].count("worker process")
+
+    def reading():
+        if not found:
+            found.append(None)
+            found.append(num_rows())
+        return copied()
+
+    child.page.ring.copied = reading
+    assert len(list(batches)) == 3
+    batches.close()
+    assert [*found, num_rows()] == [None, 1, 1]
+
+
+def test_mixture_is_pickled_while_threads_read_it(monkeypatch):
+    """Far apart, so that places are noted."""
+    monkeypatch.setattr(plan, "_MOST_BLOCKS", 0)
+    sources, numbers = {"a": range(1 << 22), "b": range(1 << 22)}, SharedCounter()
+    mixture = mix(sources)
+    with beside(lambda: mixture[next(numbers) % 512 * plan.BLOCK_LENGTH]):
+        for _ in range(MANY):
+            pickle.dumps(mixture)

@@ -227,7 +227,7 @@ class Positions:
     """The sample at every position, as its number in all sources end to end.
 
     Threads may use it at once; a copy for a worker thread is the object itself, and a pickle holds
-    no blocks.
+    no blocks and nothing that is changed.
     """
 
     def __init__(
@@ -246,7 +246,7 @@ class Positions:
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_blocks": {}}
+        return {**self.__dict__, "_blocks": {}, "_missed": deque(maxlen=_NUM_RECENT)}
 
     def at(self, position: int) -> tuple[int, int]:
         """Return the number of the source, and the index of the sample there.

@@ -11,7 +11,6 @@ epochs it is the keeper's, which the loader has. It goes with the loader, and be
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -33,7 +32,7 @@ class TransferKeeper:
     """Lends transfers, and keeps one of those that come back. Any thread may use it."""
 
     def __init__(self) -> None:
-        self._idle: deque[Transfer] = deque(maxlen=1)  # each operation on it is atomic
+        self._idle: list[Transfer] = []  # one at most; each operation on it is atomic
         keepers.add(self)
 
     def lend(self, device: torch.device) -> tuple[Transfer, Callable[[], None]]:
@@ -59,7 +58,7 @@ class TransferKeeper:
         it, it cannot be used."""
         if pid == os.getpid():
             transfer.rest()
-            self._idle.append(transfer)
+            self._idle[:] = [transfer]
 
     @property
     def idle_bytes(self) -> int:

@@ -3,7 +3,6 @@ those that keep a state of their own, which is asked for as a pass goes on."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -160,8 +159,8 @@ class Watched:
         self.at_beginning = first if first.num_after == start else WorkerState()
         """The state before the first item of the pass, if it is known."""
         # The source's thread appends, and removes states that the trainer has passed; the trainer's
-        # thread copies the deque, which is atomic with a GIL and without, and searches the copy.
-        self._reached: deque[WorkerState] = deque([first])
+        # thread copies the list, which is atomic with a GIL and without, and searches the copy.
+        self._reached = [first]
 
     def __iter__(self) -> Iterator[Any]:
         reached = self._reached
@@ -171,7 +170,7 @@ class Watched:
                 reached.append(self._own.reached(number, ended=False))
                 least = self._progress.num_source_before
                 while len(reached) > 1 and reached[1].num_items <= least:
-                    reached.popleft()
+                    del reached[0]
             yield item
 
     def state_behind(self, num_items: int) -> WorkerState:

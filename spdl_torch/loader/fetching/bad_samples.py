@@ -12,7 +12,6 @@ import logging
 import operator
 import os
 import traceback
-from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -131,7 +130,8 @@ class SkippedSamples(FailureBudget):
     def __init__(self, limit: MaxFailures | None, tolerance: Tolerance) -> None:
         super().__init__("fetch", DEFAULT_ERROR_BUDGET if limit is None else limit)
         self._counted = "tries" if tolerance.replaces else "samples"
-        self.samples: deque[SkippedSample] = deque(maxlen=MOST_KEPT)
+        # A list: other threads copy it in one step, which a deque's copy is not without a GIL.
+        self.samples: list[SkippedSample] = []
         self._num_tries = 0
         self._is_over = False
 
@@ -145,6 +145,7 @@ class SkippedSamples(FailureBudget):
         is_overdrawn = False
         for each in tries.bad:
             text = shortened(text_of(each.error), 500)
+            del self.samples[: 1 - MOST_KEPT]
             self.samples.append(SkippedSample(each.key, "fetch", text))
             is_overdrawn = self.spend(_let_go(each.error), self._num_tries) or is_overdrawn
         return self._failure() if is_overdrawn else None

@@ -52,8 +52,8 @@ class _ProgramLog:
     counts: deque[Count] = field(default_factory=lambda: deque(maxlen=_MOST))
 
 
-# No lock: appending to lists and deques, removing and copying are atomic, with a GIL and without;
-# readers make copies.
+# No lock: adding one and taking one away are atomic, with a GIL and without, and so is copying a
+# list; a deque's copy is not.
 _open_logs: list[_ProgramLog] = []
 
 
@@ -138,7 +138,10 @@ def tracing(
         stop_probing(session)
         join_probing(_JOIN_SECONDS)
         _open_logs.remove(log)
-        program = Program(process_name, tuple(log.spans.copy()), tuple(log.counts.copy()))
+        # One by one: a thread that had begun to add may do so still.
+        spans = tuple(log.spans.popleft() for _ in range(len(log.spans)))
+        counts = tuple(log.counts.popleft() for _ in range(len(log.counts)))
+        program = Program(process_name, spans, counts)
         recorders = session.end()
         try:
             timelines = _timelines_of(recorders, session.began_ns)
