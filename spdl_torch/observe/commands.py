@@ -13,7 +13,7 @@ from ..command_options import CommandError, whole_number
 if TYPE_CHECKING:
     import argparse
 
-    from .trace.profile import MeasuredRun
+    from .verdict.report import Report
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
     Texts = Callable[[argparse.Namespace], Iterable[object]]
@@ -100,47 +100,53 @@ def _reported(arguments: argparse.Namespace) -> list[str]:
     if len(arguments.db_path) > 1:
         return _texts_of_ranks(arguments)
     from .page.page import write_page
-    from .trace.profile import load_runs, page_of
+    from .store.stored_run import StoredRun
+    from .trace.profile import page_of
 
     (path,) = arguments.db_path
-    runs = load_runs(path, run_id=arguments.run, pipeline=arguments.pipeline)
+    run = StoredRun.read(path, arguments.run)
+    names, reports = run.pipelines(), run.reports(arguments.pipeline)
     if arguments.html is not None:
-        return [str(write_page(arguments.html, page_of(runs)))]
+        return [str(write_page(arguments.html, page_of(run, reports)))]
     if arguments.format == "json":
-        return [run.report.as_json() for run in runs]
-    if len(runs) == 1:
-        return [str(runs[0].report)]
-    texts = []
-    for run in runs:
-        name = run.run.pipelines()[run.pipeline]
-        texts.append(f"{f'PIPELINE {run.pipeline} {name}'.rstrip()}\n{run.report}\n")
-    return texts
+        return [report.as_json() for report in reports.values()]
+    if len(reports) == 1:
+        return list(map(str, reports.values()))
+    return [
+        f"{f'PIPELINE {number} {names[number]}'.rstrip()}\n{report}\n"
+        for number, report in reports.items()
+    ]
 
 
 def _texts_of_ranks(arguments: argparse.Namespace) -> list[str]:
     """Return what is said of each loader: its ranks beside each other, and the report of the one
     that waits longest; as JSON each rank's, with its number."""
-    from .trace.profile import load_runs
+    from .store.stored_run import StoredRun
     from .verdict.ranks import on_ranks, slowest_of, waits_of
 
     if arguments.html is not None:
         raise ValueError("--html is for one file: choose a rank's.")
-    loaders: dict[int, dict[int, MeasuredRun]] = {}
+    loaders: dict[int, dict[int, Report]] = {}
+    names: dict[int, str] = {}
     for path in arguments.db_path:
-        for run in load_runs(path, run_id=arguments.run, pipeline=arguments.pipeline):
-            own = loaders.setdefault(run.pipeline, {})
-            if run.rank in own:
-                raise ValueError(f"{path}: there is a file of rank {run.rank} before it already.")
-            own[run.rank] = run
+        run = StoredRun.read(path, arguments.run)
+        rank = run.facts["rank"]
+        names |= run.pipelines()
+        for number, report in run.reports(arguments.pipeline).items():
+            own = loaders.setdefault(number, {})
+            if rank in own:
+                raise ValueError(f"{path}: there is a file of rank {rank} before it already.")
+            own[rank] = report
     texts = []
-    for own in loaders.values():
-        reports = {rank: own[rank].report for rank in sorted(own)}
+    for number, own in loaders.items():
+        reports = dict(sorted(own.items()))
         if arguments.format == "json":
             said = {rank: json.loads(report.as_json()) for rank, report in reports.items()}
             texts += [json.dumps({"rank": rank, **each}) for rank, each in said.items()]
             continue
         slowest = slowest_of(waits_of(reports))
-        name = f"LOADER   {own[slowest].name}\n" if len(loaders) > 1 else ""
+        name = names[number] or f"pipeline {number}"
+        name = f"LOADER   {name}\n" if len(loaders) > 1 else ""
         texts.append(f"{name}{on_ranks(reports)}\n\nRank {slowest}:\n{reports[slowest]}\n")
     return texts
 

@@ -28,7 +28,8 @@ from spdl_torch.observe import (
     tracing,
 )
 from spdl_torch.observe.plot import drawn_part
-from spdl_torch.observe.trace.profile import load_runs, page_of
+from spdl_torch.observe.store.stored_run import StoredRun
+from spdl_torch.observe.trace.profile import page_of
 from spdl_torch.pipeline import PipelineBuilder
 from spdl_torch.whole_files import new_file, whole_file
 
@@ -40,7 +41,7 @@ READERS = {
     "events": query_event_stats,
     "summary": log_stats_summary,
     "plot": drawn_part,
-    "page": lambda path: page_of(load_runs(path)),
+    "page": lambda path: page_of(run := StoredRun.read(path), run.reports()),
 }
 HOSTILE = "de\x1b]0;title\x07co\x9bde\u202e\nVERDICT all is well"
 """A name that sets a terminal's title, moves its cursor, turns the text and makes a line."""

@@ -65,7 +65,7 @@ def test_time_line_shows_the_last_seconds_of_the_trace():
     assert list(lanes.inside) == ["collate"]
     readings = [e["args"]["items"] for e in trace["traceEvents"] if e["ph"] == "C"]
     (queue,) = queues.curves
-    assert queue.name == "queue worker→training (cap 8)"
+    assert queue.name == "queue ready (cap 8)"
     assert list(queue.values) == [*readings, readings[-1]]  # to the end
     assert queue.times[-1] == pytest.approx(stop)
     assert ended - began == pytest.approx(0.002)

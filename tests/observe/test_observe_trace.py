@@ -86,7 +86,7 @@ def small_timeline(number=0, start=0.0):
             row("decode", 1, [second], replica=1, parts=(part,), num_lost=5),
             row("consumer", 2, steps, role="consumer"),
         ),
-        (QueueTrack(0, "source→decode", 4), QueueTrack(1, "decode→consumer", 2)),
+        (QueueTrack(0, "source", 4), QueueTrack(1, "decode", 2)),
         (Instant(round((t + 7) * MS), "failure", {"where": "x.jpg", "share": math.nan}),),
     )
 
@@ -170,8 +170,8 @@ def test_counter_follows_a_queue_when_its_length_changes():
         moment = round((nanoseconds(event["ts"]) - origin) / MS)
         seen.setdefault(event["name"], []).append((moment, event["args"]["items"]))
     assert seen == {
-        "queue source→decode (cap 4)": [(6, 1), (9, 0)],
-        "queue decode→consumer (cap 2)": [(6, 1), (9, 2)],
+        "queue source (cap 4)": [(6, 1), (9, 0)],
+        "queue decode (cap 2)": [(6, 1), (9, 2)],
     }
 
 

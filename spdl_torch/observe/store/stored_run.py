@@ -152,6 +152,12 @@ class StoredRun:
         with damaged(self.path):
             return self._report(pipeline)
 
+    def reports(self, pipeline: int | None = None) -> dict[int, Report]:
+        """Return the report on each of its pipelines by number, or on one alone."""
+        chosen = self.chosen(pipeline)
+        numbers = self.pipelines() if pipeline is None else [chosen]
+        return {number: self.report(number) for number in numbers}
+
     def _report(self, pipeline: int) -> Report:
         own = [row for row in self.intervals if row["pipeline"] == pipeline]
         events = [e for e in self.events if e.details.get("pipeline", pipeline) == pipeline]

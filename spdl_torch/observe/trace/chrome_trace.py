@@ -341,14 +341,10 @@ class _Process:
         return event
 
     def _add_lengths(self, timeline: Timeline) -> None:
-        """Add the length of each queue, ``queue decode→collate (cap 4)``, at each reading at which
-        it had changed."""
-        stages = {row.stage_number: row.stage for row in timeline.rows}
+        """Add the length of each queue, ``queue decode (cap 4)``, at each reading at which it had
+        changed."""
         for track in timeline.queues:
-            here, name = track.stage_number, track.name
-            following = min((number for number in stages if number > here), default=None)
-            if following is not None and here in stages:
-                name = f"{stages[here]}→{stages[following]}"
+            here = track.stage_number
             queues_after = (each.stage_number for each in timeline.queues)
             last = min((number for number in queues_after if number > here), default=math.inf)
             readings = sorted(
@@ -362,7 +358,7 @@ class _Process:
                 if is_read and length >= 0
             )
             if readings:
-                name = f"queue {name} (cap {track.capacity})"
+                name = f"queue {track.name} (cap {track.capacity})"
                 name = _numbered(name, self._lane((name,), readings[0][0], readings[-1][0]))
             for (_, before), (time_ns, length) in itertools.pairwise([(0, -1), *readings]):
                 if length != before:

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -48,9 +47,9 @@ class Profile:
         timelines: tuple[Timeline, ...] = (),
         rank: int = 0,
         *,
-        _stored: MeasuredRun | None = None,
+        _stored: tuple[StoredRun, int] | None = None,
     ) -> None:
-        """``_stored``: the run in the file that the profile was loaded from."""
+        """``_stored``: the run and the pipeline in the file that the profile was loaded from."""
         self._report, self.timelines, self.rank = report, tuple(timelines), rank
         self._stored = _stored
 
@@ -76,7 +75,8 @@ class Profile:
         Raises: ModuleNotFoundError: matplotlib is not installed; ValueError: a folder.
         """
         if self._stored is not None:
-            return write_page(path, page_of([self._stored]))
+            run, number = self._stored
+            return write_page(path, page_of(run, {number: self._report}))
         charts = [_chart_of(self._as_trace(None, _MOST_ON_A_PAGE))] if self.timelines else []
         page = html_of("Loading: this run", [part_of(self._report)], charts=charts)
         return write_page(path, page)
@@ -160,71 +160,33 @@ class Profile:
         pipeline: of several in that run; None = the one with the lowest number.
         Raises: FileNotFoundError; ValueError: not a statistics file, no such run.
         """
-        first, *_ = load_runs(path, run_id=run_id, pipeline=pipeline)
-        return cls(first.report, rank=first.rank, _stored=first)
+        run = StoredRun.read(path, run_id)
+        number = run.chosen(pipeline)
+        return cls(run.report(number), rank=run.facts["rank"], _stored=(run, number))
 
 
-@dataclass(frozen=True, kw_only=True)
-class MeasuredRun:
-    """One pipeline of a run in a statistics file."""
-
-    report: Report
-    name: str
-    """The pipeline's name for people."""
-    rank: int
-    """The rank of the process that ran it."""
-    run: StoredRun
-    pipeline: int
-
-    def facts(self) -> str:
-        """Return where the statistics are from."""
-        pipeline = f"pipeline {self.pipeline} {self.run.pipelines()[self.pipeline]}"
-        facts = self.run.facts
-        versions = ", ".join(map(" ".join, facts["versions"].items()))
-        return f"{self.run.described(facts['started'])} | {pipeline.rstrip()} | {versions}"
-
-
-def load_runs(
-    path: str | os.PathLike[str], *, run_id: int | None = None, pipeline: int | None = None
-) -> list[MeasuredRun]:
-    """Load every pipeline of a run in a statistics file, or ``pipeline`` alone.
-
-    Raises: FileNotFoundError; ValueError: not a statistics file, no such run or pipeline.
-    """
-    run = StoredRun.read(path, run_id)
-    names, chosen = run.pipelines(), run.chosen(pipeline)
-    return [
-        MeasuredRun(
-            report=run.report(number),
-            name=names[number] or f"pipeline {number}",
-            rank=int(run.facts["rank"]),
-            run=run,
-            pipeline=number,
-        )
-        for number in ([*names] if pipeline is None else [chosen])
-    ]
-
-
-def page_of(runs: Sequence[MeasuredRun]) -> str:
+def page_of(run: StoredRun, reports: Mapping[int, Report]) -> str:
     """Return the page of one or several pipelines of a run in a file.
 
     Raises: ModuleNotFoundError: matplotlib is not installed.
     """
-    charts = _charts_of_file(runs[0].run, runs)
-    parts = [part_of(run.report, run.name if len(runs) > 1 else "", run.facts()) for run in runs]
-    title = f"Loading: {', '.join(run.name for run in runs)}"
-    return html_of(title, parts, charts=charts)
-
-
-def _charts_of_file(run: StoredRun, runs: Sequence[MeasuredRun]) -> list[tuple[str, str]]:
     from ..plot import drawn_part  # brings it only where there is a file
 
-    numbers = [each.pipeline for each in runs]
-    drawn = drawn_part(run.path, run_id=run.facts["run_id"], pipelines=numbers)
+    drawn = drawn_part(run.path, run_id=run.facts["run_id"], pipelines=[*reports])
     texts = {"tasks": "Every stage, interval by interval.", "queues": "Every queue."}
-    return [
+    charts = [
         (svg_of(drawn.figure(kind)), text) for kind, text in texts.items() if drawn.series[kind]
     ]
+    described = run.described(run.facts["started"])
+    versions = ", ".join(map(" ".join, run.facts["versions"].items()))
+    names = {number: name or f"pipeline {number}" for number, name in run.pipelines().items()}
+    parts = []
+    for number, report in reports.items():
+        pipeline = f"pipeline {number} {run.pipelines()[number]}".rstrip()
+        heading = names[number] if len(reports) > 1 else ""
+        parts.append(part_of(report, heading, f"{described} | {pipeline} | {versions}"))
+    title = f"Loading: {', '.join(names[number] for number in reports)}"
+    return html_of(title, parts, charts=charts)
 
 
 def _chart_of(trace: Json) -> tuple[str, str]:
