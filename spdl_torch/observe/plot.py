@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -155,7 +155,7 @@ def drawn_part(
     start_time: float | str | None = None,
     end_time: float | str | None = None,
     run_id: int | None = None,
-    pipelines: Sequence[int | None] | None = None,
+    pipelines: Collection[int] | None = None,
 ) -> DrawnPart:
     """Read the part to draw; arguments and errors as for :func:`plot_stats`. ``pipelines``: those
     to draw; None = all."""
@@ -182,7 +182,7 @@ def drawn_part(
             labels = ", ".join(dict.fromkeys(key[-1] for key in keys))
             raise ValueError(f"{_where(run)}: no stage {stage!r}; it has {labels}.")
     if pipelines is not None:
-        keys = [key for key in keys if (key[0] if key[0] >= 0 else None) in pipelines]
+        keys = [key for key in keys if key[0] in pipelines]
     series: dict[str, dict[int, list[Row]]] = {}
     for kind, of_kind in groups.items():
         cut = {

@@ -4,7 +4,6 @@ here, or loaded from a statistics file; and its page."""
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -24,14 +23,9 @@ if TYPE_CHECKING:
 
 _SHOWN_SECONDS = 5.0
 """The time at the end of a trace that a page shows; the trace has all."""
-_MOST_KINDS = 12
-"""Kinds of parts with a colour of their own; rarer ones share one."""
-_OTHERS = "other parts"
+_MOST_ON_A_PAGE = 50_000  # of the latest events, of which it shows the last seconds
 
 Json = dict[str, Any]
-
-
-_MOST_ON_A_PAGE = 50_000  # of the latest events, of which it shows the last seconds
 
 
 class Profile:
@@ -172,7 +166,7 @@ def page_of(run: StoredRun, reports: Mapping[int, Report]) -> str:
     """
     from ..plot import drawn_part  # brings it only where there is a file
 
-    drawn = drawn_part(run.path, run_id=run.facts["run_id"], pipelines=[*reports])
+    drawn = drawn_part(run.path, run_id=run.facts["run_id"], pipelines=reports)
     texts = {"tasks": "Every stage, interval by interval.", "queues": "Every queue."}
     charts = [
         (svg_of(drawn.figure(kind)), text) for kind, text in texts.items() if drawn.series[kind]
@@ -223,23 +217,15 @@ def _lanes(events: Sequence[Json], slices: Sequence[Json], start: float) -> Lane
     used = {event["tid"] for event in slices}
     named = [event for event in events if event["name"] == "thread_name" and event["tid"] in used]
     numbers = {event["tid"]: number for number, event in enumerate(named)}  # as the file has them
-    kinds = _kinds(slices)
-    spans: dict[str, list[tuple[int, float, float]]] = {kind: [] for kind in kinds.values()}
+    main, names = (WAIT_IN, WAIT_OUT, PROCESS, STEP), {event["name"] for event in slices}
+    inside = sorted(names.difference(main))  # drawn after those around them
+    spans: dict[str, list[tuple[int, float, float]]] = {
+        kind: [] for kind in (*filter(names.__contains__, main), *inside)
+    }
     for event in slices:
         begin, end = event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6
-        spans[kinds[event["name"]]].append((numbers[event["tid"]], max(begin, start), end))
-    inside = [kind for kind in spans if kind not in (WAIT_IN, WAIT_OUT, PROCESS, STEP)]
+        spans[event["name"]].append((numbers[event["tid"]], max(begin, start), end))
     return Lanes(names=[event["args"]["name"] for event in named], spans=spans, inside=inside)
-
-
-def _kinds(slices: Sequence[Json]) -> dict[str, str]:
-    """Return the kind of each slice by its name, enclosing ones first: they are drawn first."""
-    main = [WAIT_IN, WAIT_OUT, PROCESS, STEP]
-    counts = Counter(event["name"] for event in slices)
-    parts = [name for name, _ in counts.most_common() if name not in main]
-    kinds = {name: name for name in main if name in counts}
-    kinds |= {name: name for name in parts[:_MOST_KINDS]}
-    return kinds | dict.fromkeys(parts[_MOST_KINDS:], _OTHERS)
 
 
 def _queues(events: Sequence[Json], start: float, stop: float) -> list[Panel]:
