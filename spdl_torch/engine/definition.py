@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from types import AsyncGeneratorType, GeneratorType, GenericAlias
+from types import GenericAlias
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from ..checks import check_whole
@@ -51,10 +51,13 @@ class SourceSpec:
                 "add_source: expected an iterable or an async iterable, got "
                 f"{type(self.source).__name__}. Pass e.g. a list, a generator or a sampler."
             )
-        if self.continuous and isinstance(self.source, GeneratorType | AsyncGeneratorType):
+        if self.continuous and (
+            hasattr(self.source, "__next__") or hasattr(self.source, "__anext__")
+        ):
             raise ValueError(
                 "add_source: continuous=True iterates the source once for each epoch, and a "
-                "generator can be iterated only once. Pass an object whose __iter__ begins anew."
+                f"{type(self.source).__name__} can be iterated only once. Pass an object whose "
+                "__iter__ begins anew."
             )
 
     def __repr__(self) -> str:

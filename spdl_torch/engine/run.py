@@ -163,6 +163,8 @@ class Run:
         with self._lock:
             if self.state is not RunState.NEW:
                 raise PipelineStopped(f"start: the pipeline is {self.state.value}; it runs once.")
+            for stage in self.stages:
+                stage.claim()
             self.state = RunState.RUNNING
         if self.recorder.enabled:
             self._probing.begin()
@@ -368,6 +370,11 @@ class Run:
             )
 
     # For its tuner:
+
+    @property
+    def is_on(self) -> bool:
+        """Whether it has begun, and has not ended."""
+        return self.state not in (RunState.NEW, RunState.CLOSED)
 
     @property
     def is_taking(self) -> bool:

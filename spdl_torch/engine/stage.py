@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
+import weakref
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -136,6 +137,22 @@ class Stage:
         self._workers: list[Worker] = []  # the last one of each number
 
     # Called by the run:
+
+    def claim(self) -> None:
+        """Have a user's aggregator for this run. Raises: RuntimeError: another one uses it."""
+        if self.spec.kind is not OpKind.AGGREGATOR:
+            return
+        for number in [number for number, run in _users.items() if run() is None]:
+            _users.pop(number, None)
+        number = id(self._aggregator)
+        other = _users[number]() if number in _users else None
+        if other is not None and other is not self._run and other.is_on:
+            raise RuntimeError(
+                f"stage {self.spec.name!r}: its {type(self._aggregator).__name__} is in use by "
+                "another run, whose items it holds. Let that one end first, or define each "
+                "pipeline with an aggregator of its own."
+            )
+        _users[number] = weakref.ref(self._run)
 
     def enter(self, *queues: StatsQueue) -> None:
         """Enter the hooks of its queues and of the stage, before any thread of it starts."""
@@ -554,6 +571,10 @@ class Stage:
             self.outlet.skip(number)
         elif self._epochs is not None:
             self._epochs.settle(number)
+
+
+_users: dict[int, weakref.ref[Run]] = {}
+"""The runs that have used the users' aggregators last, by the ids of these."""
 
 
 def _taken_from(outputs: list[Any]) -> Iterator[Any]:

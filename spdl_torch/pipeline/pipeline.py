@@ -102,18 +102,10 @@ class Pipeline(Generic[T]):
                 f"this pipeline is {self._run.state.value} and runs only once. Build another one "
                 "for another pass."
             )
-        return self._items(timeout)
+        return _Items(self, timeout)
 
     def __iter__(self) -> Iterator[T]:
         return self.get_iterator()
-
-    def _items(self, timeout: float | None) -> Iterator[T]:
-        while True:
-            try:
-                item = self._run.get(timeout)
-            except unless_of_handler(EOFError):
-                return
-            yield item
 
     @property
     def failure(self) -> PipelineFailure | None:
@@ -154,3 +146,20 @@ class Pipeline(Generic[T]):
 
     def __repr__(self) -> str:
         return self._run.describe()
+
+
+class _Items(Iterator[T]):
+    """The rest of a pipeline's items. It is over where they are: not after a TimeoutError."""
+
+    def __init__(self, pipeline: Pipeline[T], timeout: float | None) -> None:
+        self._pipeline = pipeline
+        self._timeout = timeout
+        self._is_over = False
+
+    def __next__(self) -> T:
+        if not self._is_over:
+            try:
+                return self._pipeline.get_item(self._timeout)
+            except unless_of_handler(EOFError):
+                self._is_over = True
+        raise StopIteration

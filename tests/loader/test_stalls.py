@@ -12,6 +12,7 @@ from _gates import in_thread, result_of, until
 from _loader_helpers import PATIENCE_SECONDS, ThreadLoader as DataLoader
 from torch.utils.data import IterableDataset
 
+from spdl_torch import PipelineDataset
 from spdl_torch.engine import channel
 from spdl_torch.observe import flight_recorder
 from spdl_torch.pipeline import PipelineBuilder
@@ -133,6 +134,14 @@ def test_timeout_of_a_pipeline_names_what_is_at_work(where, name):
     assert f"Busy threads: {name}." in text
     assert ("Coroutines under way: stuck-0." in text) == (where == "async op")
     assert ("the event loop" if where == "async op" else "in __getitem__\n") in text
+
+
+def test_timeout_names_what_is_at_work_in_a_pipeline_inside():
+    """The worker waits for the pipeline's threads."""
+    data = GatedData(2, held=1)
+    inner = PipelineDataset(PipelineBuilder().add_source([0, 1]).pipe(data.__getitem__).add_sink())
+    loader = DataLoader(inner, num_workers=1, timeout=0.1, batch_size=None)
+    assert "Busy threads: spdl-__getitem__-0." in message_of_timeout(loader, data)
 
 
 def test_flight_recorder_logs_the_stacks_of_a_stall(tmp_path, caplog):

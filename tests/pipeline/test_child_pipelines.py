@@ -139,17 +139,22 @@ def draw(_):
     return random.random(), float(np.random.rand()), float(torch.rand(()))
 
 
+def draws():
+    for _ in range(3):
+        yield draw(None)
+
+
 def test_generators_begin_in_the_child_as_they_are_here():
-    """And those here are left alone."""
+    """For what iterates there, too. Those here are left alone."""
     random.seed(1)
     np.random.seed(2)
     torch.manual_seed(3)
     before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
-    got = list(in_child(range(3), draw))
+    got, iterated = list(in_child(range(3), draw)), list(iterate_in_subprocess(draws))
     assert random.getstate() == before[0]
     assert np.random.get_state()[1].tolist() == before[1]
     assert torch.equal(torch.get_rng_state(), before[2])
-    assert got == [draw(None) for _ in range(3)]
+    assert got == iterated == [draw(None) for _ in range(3)]
 
 
 def settings(_):

@@ -220,6 +220,17 @@ def test_aggregator_is_flushed_at_the_end_of_each_epoch(drop_last):
     assert pipeline.snapshot().stages[0].tasks.num_failures >= 3
 
 
+def test_aggregator_is_of_one_run_at_a_time():
+    """Else their items would be mixed; one run after another may have it."""
+    builder = PipelineBuilder().add_source(range(1, 7)).aggregate(Sums()).add_sink()
+    first, second = builder.build(), builder.build()
+    with first.auto_stop():
+        next(iter(first))
+        with pytest.raises(RuntimeError, match="its Sums is in use by another run"):
+            second.start()
+    assert list(second) == [10, 11]
+
+
 def test_error_of_flush_says_that_it_is_of_flush():
     """There is no item."""
 

@@ -69,16 +69,17 @@ def test_states_are_shown_from_new_to_closed():
         "  gated(concurrency=2, op=GatedOp)",
         "  sink(buffer_size=5)",
     ]
-    items = iter(p)
+    items = p.get_iterator(timeout=0.001)
     assert (state_of(p), spdl_threads()) == ("new", [])
-    for ask in (p.get_item, lambda timeout: next(p.get_iterator(timeout))):
+    for ask in (lambda: p.get_item(timeout=0.001), lambda: next(items), lambda: next(items)):
         with pytest.raises(TimeoutError, match=r"no item came within 0\.001 seconds"):
-            ask(timeout=0.001)
+            ask()
     assert state_of(p) == "running"
     source.released.set()
     until(lambda: state_of(p) == "draining")
     op.open()
-    assert list(items) == [1]
+    assert list(p) == [1]
+    assert next(items, None) is None
     assert state_of(p) == "closed"
     assert spdl_threads() == []
 

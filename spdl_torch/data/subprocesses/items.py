@@ -55,6 +55,7 @@ class SubprocessItems(IterableDataset[Sent]):
     def __iter__(self) -> Iterator[Sent]:
         if self._states is not None:
             _on_a_plain_thread(partial(self._set_up, self._states))
+            self._states.restore()  # those of this worker, too
             self._states = None
         if self._iterable is None:
             self._iterable = _on_a_plain_thread(self._make)

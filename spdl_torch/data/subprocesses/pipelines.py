@@ -128,7 +128,8 @@ def iterate_in_subprocess(
         system has it. A script's own code has to be under ``if __name__ == "__main__":``.
     timeout: seconds that the loop waits for an item before RuntimeError; the child is then ended,
         and the next pass starts another. None = no limit.
-    daemon: no effect: the child never outlives this process, and cannot use ``multiprocessing``.
+    daemon: no effect: the child ends with this process, its running ops within seconds, and cannot
+        use ``multiprocessing``.
     Raises: as ``run_pipeline_in_subprocess``; from the loop, what the iterable raises.
     """
     return SubprocessIterable(

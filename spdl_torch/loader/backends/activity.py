@@ -64,7 +64,7 @@ def describe_activities(
     """Describe the threads that are at work, with their stacks, those on the ``awaited`` batch
     first (None = any batch would do). ``threads``: those of the activities, and perhaps others.
     """
-    from ...engine.stacks import stack_of  # for loops that wait too long
+    from ...engine.stacks import describe_busy, stack_of  # for loops that wait too long
 
     found = []
     activity_of = {activity.thread: activity for activity in activities}
@@ -76,8 +76,9 @@ def describe_activities(
             batch, doing = -1, "stage 'transfer'"
         if stack:
             found.append((batch != awaited, f"{thread.name}, {doing}\n{stack}"))
-    if not found:
-        return "None of its threads is at work."
+    if not found:  # perhaps a worker waits for a pipeline, whose threads are others
+        me, ours = threading.current_thread(), threading.enumerate()
+        return describe_busy([each for each in ours if each.name[:5] == "spdl-" and each is not me])
     found.sort(key=lambda each: each[0])
     return "\n".join(["Busy threads:", *(text for _, text in found[:_MOST_STACKS])])
 
