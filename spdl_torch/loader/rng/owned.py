@@ -28,7 +28,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from ...objects.kinds import GENERATORS
-from ...objects.members import Unfinished, is_leaf, members, reachable, text_of, walk
+from ...objects.members import Unfinished, is_leaf, members, reachable, walk
 from .keys import mix
 
 if TYPE_CHECKING:
@@ -52,15 +52,13 @@ class OwnedGenerators:
 
     def __init__(self, *roots: Any) -> None:
         self.found = tuple(_found_in(roots)) if _may_hold_any(roots) else ()
-        """The path of each generator, and the generator."""
-        self._generators = [generator for _, generator in self.found]
-        self._identities = [state_digest(generator) for generator in self._generators]
-        self._reseed = [_way_to_reseed(generator) for generator in self._generators]
+        self._identities = [state_digest(generator) for generator in self.found]
+        self._reseed = [_way_to_reseed(generator) for generator in self.found]
         self._key: StreamKey | None = None
         self._seeds: list[int] = []  # this epoch's seed of each generator, of 256 bits
 
     def __bool__(self) -> bool:
-        return bool(self._generators)
+        return bool(self.found)
 
     def seed(self, key: StreamKey, position: int, purpose: Purpose) -> None:
         """Seed the generators for the sample at ``position`` of the epoch: 1 to 4 µs for each of
@@ -75,11 +73,11 @@ class OwnedGenerators:
 
     def states(self) -> list[Any]:
         """Return the generators' states, for ``restore``."""
-        return [state_of(generator) for generator in self._generators]
+        return [state_of(generator) for generator in self.found]
 
     def restore(self, states: list[Any]) -> None:
         """Restore the generators' states."""
-        for generator, state in zip(self._generators, states, strict=True):
+        for generator, state in zip(self.found, states, strict=True):
             set_state(generator, state)
 
     def _begin(self, key: StreamKey) -> None:
@@ -110,14 +108,13 @@ def ids_of_the_process() -> set[int]:
     return {id(generator) for generator in (*process, torch.default_generator)}
 
 
-def _found_in(roots: tuple[Any, ...]) -> Iterator[tuple[str, Generator]]:
+def _found_in(roots: tuple[Any, ...]) -> Iterator[Generator]:
     """Yield the generators breadth first, so that the bound leaves out the deepest."""
     of_process = ids_of_the_process()
-    named = [(type(root).__name__, root) for root in roots]
     try:
-        for way, value in walk(named, _searched, _MOST_OBJECTS):
+        for _, value in walk([("", root) for root in roots], _searched, _MOST_OBJECTS):
             if _is_seedable(value) and id(value) not in of_process:
-                yield text_of(way), value
+                yield value
     except Unfinished:
         _warn_of_bound(roots)
 
