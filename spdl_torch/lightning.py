@@ -68,7 +68,7 @@ class PipelineStatsMonitor(Callback):
 
     At the end of a training epoch rank 0 logs in one line what holds training back and, when that
     is another cause or stage than before, what to do; and where the workers live and why, if that
-    has changed. TensorBoard gets that as the text ``data/placement``, at the step.
+    has changed.
 
     Args:
         prefix: in place of ``data``.
@@ -111,8 +111,8 @@ class PipelineStatsMonitor(Callback):
         """The loaders of training in which validation runs a pass, by their names, each with what
         measures its pass of training."""
         self._logged: dict[str, tuple[Cause, str | None]] = {}
-        self._placements: dict[tuple[str, str], Placement] = {}
-        """Where the workers of each loader live, as its loggers and the log were told."""
+        self._placements: dict[str, Placement] = {}
+        """Where the workers of each loader live, as the log was told."""
         self._has_warned = False
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -190,9 +190,7 @@ class PipelineStatsMonitor(Callback):
         self._end_intervals(trainer)
         metrics: dict[str, float] = {}
         for name, interval in self._unlogged.items():
-            report = interval.judged()
-            metrics |= self._metrics_of(report, name)
-            self._log_placement(trainer, report, name, step)
+            metrics |= self._metrics_of(interval.judged(), name)
         self._unlogged = {}
         names = [name for name, _ in self._reporting(trainer.train_dataloader)]
         self._log(trainer, metrics, step, names)
@@ -255,7 +253,6 @@ class PipelineStatsMonitor(Callback):
             follower.write()
             if report is not None:
                 metrics |= self._metrics_of(report, follower.name)
-                self._log_placement(trainer, report, follower.name, step)
         self._log(trainer, metrics, step, [_split_and(split, name) for name, _ in sources])
 
     def _follower_of(self, split: str, name: str, source: Any) -> Follower:
@@ -320,14 +317,6 @@ class PipelineStatsMonitor(Callback):
     def _metrics_of(self, report: Report, name: str) -> dict[str, float]:
         return metrics_of(report, self._start_of(name), stages=self._stages)
 
-    def _log_placement(self, trainer: pl.Trainer, report: Report, name: str, step: int) -> None:
-        """Log where the workers live, and why, if that has changed, to loggers that take text."""
-        placement = self._newly_placed("loggers", name, report)
-        for logger in trainer.loggers if placement is not None else ():
-            add_text = getattr(getattr(logger, "experiment", None), "add_text", None)
-            if add_text is not None:  # TensorBoard's
-                add_text(f"{self._start_of(name)}/placement", str(placement), global_step=step)
-
     def _log(
         self, trainer: pl.Trainer, metrics: dict[str, float], step: int, names: Sequence[str]
     ) -> None:
@@ -350,17 +339,11 @@ class PipelineStatsMonitor(Callback):
             self._logged[name] = found
             lines[0] += f" {verdict.action}"
             lines += verdict.remarks
-        if placement := self._newly_placed("log", name, report):
+        placement = report.placement
+        if placement is not None and placement != self._placements.get(name):
+            self._placements[name] = placement
             lines.append(f"The workers live {placement}")
         rank_zero_info("\n".join(lines))
-
-    def _newly_placed(self, who: str, name: str, report: Report) -> Placement | None:
-        """Return where the workers live, if nobody has told ``who`` yet."""
-        placement, known = report.placement, self._placements.get((who, name))
-        if placement is None or placement == known:
-            return None
-        self._placements[who, name] = placement
-        return placement
 
 
 def _split_and(split: str, name: str) -> str:

@@ -20,25 +20,17 @@ if TYPE_CHECKING:
         LogEntry as LogEntry,
         QueueStatsLogEntry as QueueStatsLogEntry,
         TaskStatsLogEntry as TaskStatsLogEntry,
-        entries_of as entries_of,
     )
     from .store.file import (
-        QueueStatsQueryResult as QueueStatsQueryResult,
-        QueueStatsRow as QueueStatsRow,
-        TaskStatsQueryResult as TaskStatsQueryResult,
-        TaskStatsRow as TaskStatsRow,
         query_event_stats as query_event_stats,
         query_queue_stats as query_queue_stats,
         query_task_stats as query_task_stats,
     )
     from .store.recording import recording as recording, recording_gc as recording_gc
     from .store.stored_run import (
-        QueueSummary as QueueSummary,
-        TaskSummary as TaskSummary,
         log_stats_summary as log_stats_summary,
         pipelines_of_file as pipelines_of_file,
         report_of_file as report_of_file,
-        summarize as summarize,
     )
     from .store.writer import SQLiteStatsWriter as SQLiteStatsWriter
     from .trace.profile import Profile as Profile

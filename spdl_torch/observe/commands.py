@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..command_options import CommandError, whole_number
+from ..shown_text import printable
 
 if TYPE_CHECKING:
     import argparse
@@ -88,7 +89,8 @@ def _print(texts_of: Texts, arguments: argparse.Namespace) -> int:
         texts = texts_of(arguments)
     except (OSError, ValueError, ModuleNotFoundError, sqlite3.Error) as error:
         raise CommandError(error) from error
-    print(*texts, sep="\n")
+    # Names in a file may be somebody else's, and anything.
+    print(printable("\n".join(map(str, texts))))
     return 0
 
 

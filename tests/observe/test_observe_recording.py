@@ -137,8 +137,8 @@ def test_block_that_raises_keeps_what_there_was(tmp_path):
         train()
     assert num_fetched(path) == 12
     with closing(sqlite3.connect(path)) as connection:
-        (run,) = connection.execute("SELECT ended IS NOT NULL, num_dropped FROM run")
-    assert run == (1, 0)
+        (run,) = connection.execute("SELECT ended IS NOT NULL FROM run")
+    assert run == (1,)
     assert watchers_of(source) == ()
 
 
@@ -264,18 +264,13 @@ class Decisions(SafeIndices):
     [
         ({"loaders": [1, 2]}, r"a spdl_torch.DataLoader, .* got list"),
         ({"loaders": torch.utils.data.DataLoader(Decisions(4))}, "got DataLoader"),
-        ({"loaders": {}}, "expected one loader or more, got an empty"),
         ({"loaders": loader(0, stats=False)}, "with stats=False there is nothing to record"),
         ({"interval_seconds": 0}, "interval_seconds must be > 0 seconds, got 0"),
         ({"interval_seconds": True}, "interval_seconds must be a number of seconds, got T"),
         ({"interval_seconds": math.nan}, "interval_seconds must be > 0 seconds, got nan"),
         ({"interval_seconds": math.inf}, "interval_seconds must be <= .* seconds, got inf"),
-        ({"prefix": None}, "prefix must be a str, got None"),
-        ({"step": 5}, "step must be a function without arguments, got 5"),
-        ({"config": ["lr", 0.1]}, "config must be a mapping, got list"),
         ({"rank": "0"}, "rank must be an int or None, got '0'"),
         ({"world_size": 0}, "world_size must be >= 1 or None, got 0"),
-        ({"path": 3}, "path must be the path of a file or None, got 3"),
         ({"path": "."}, r"\. is a folder. Add a file's"),
         ({"logger": dict}, "logger must be a SummaryWriter, .* got type"),
         ({"path": None}, "expected a path, a logger, or both, got neither"),

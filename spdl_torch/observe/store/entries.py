@@ -3,7 +3,6 @@ events."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -73,30 +72,6 @@ class IntervalLogEntry:
 
 
 LogEntry: TypeAlias = TaskStatsLogEntry | QueueStatsLogEntry | EventLogEntry | IntervalLogEntry
-
-
-def entries_of(
-    report: Report,
-    before: Report | None = None,
-    *,
-    pipeline_id: int = 0,
-    name: str = "",
-    timestamp: float | None = None,
-) -> list[LogEntry]:
-    """Return a report as log entries, for loaders, which have no hooks. A file with them leads to
-    the same report.
-
-    Args:
-        before: an earlier report of the same pass; only what came after it is logged. None = all.
-        pipeline_id: a number for each loader of a run; stages are called ``0:1:fetch[2]``.
-        name: the loader's name, for people.
-        timestamp: end of the interval, seconds since 1970; None = now.
-    """
-    stats = report.stats.since(None if before is None else before.stats)
-    now = time.time() if timestamp is None else timestamp
-    if not stats.stages:
-        return []  # nothing was loaded
-    return entries_in(report, stats, now, number=pipeline_id, name=name)
 
 
 def entries_in(

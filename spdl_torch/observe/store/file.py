@@ -9,17 +9,14 @@ import sqlite3
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, TypeAlias
 
-from ...engine.statistics import TaskPerfStats
 from ...scopes import scope
-from ...shown_text import printable_line
 from .entries import EventLogEntry
 
 _SCHEMA = Path(__file__).with_name("schema.sql")
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """``PRAGMA user_version`` of the files that this release writes."""
 
 _APPLICATION_ID = 0x5350444C  # "SPDL": marks our files for `file` and for us
@@ -37,62 +34,11 @@ _BUSY_SECONDS = 5.0  # how long one writer waits for another, or a reader withou
 _NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "lustre", "gpfs", "ceph", "fuse", "9p", "beegfs")
 
 
-class _Row(TypedDict):
-    """The stage of a row, where it ran, and the interval."""
-
-    timestamp: float
-    name: str
-    elapsed: float
-    label: str
-    stage_number: int | None
-    concurrency: int
-    run_id: int
-    rank: int
-    host: str
-    pipeline: int | None
-
-
-class TaskStatsRow(_Row):
-    """Statistics of a stage's tasks in one interval; times in seconds."""
-
-    num_tasks: int
-    num_failures: int
-    ave_time: float
-    p90_time: float
-    p99_time: float
-    ave_cpu_time: float
-    p50_time: float
-    busy_time: float
-    num_dropped: int | None
-
-
-class QueueStatsRow(_Row):
-    """Statistics of a queue in one interval; times in seconds."""
-
-    num_items: int
-    ave_put_time: float
-    ave_get_time: float
-    p90_put_time: float
-    p99_put_time: float
-    p90_get_time: float
-    p99_get_time: float
-    occupancy_rate: float
-    put_wait_time: float
-    get_wait_time: float
-
-
-FIGURES = {
-    "task": tuple(each.name for each in fields(TaskPerfStats)),
-    "queue": ("elapsed", *[*QueueStatsRow.__annotations__][len(_Row.__annotations__) :]),
-}
-"""Those of a window, in the order of the tables."""
-
-
 def open_for_writing(path: Path) -> sqlite3.Connection:
     """Open or create the file; use write-ahead logging where the file system allows it, so that
     readers and the writer do not wait for each other.
 
-    Raises: ValueError: the file is something else, or of a newer release; OSError; sqlite3.Error.
+    Raises: ValueError: the file is something else, or of another release; OSError; sqlite3.Error.
     """
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder. Add a file's name to it, such as run.db.")
@@ -112,7 +58,7 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
         # The race with another process that creates the same file: look and create in one
         # transaction.
         connection.execute("BEGIN IMMEDIATE")
-        if _check_is_ours(connection, path) == 0:
+        if not _check_is_ours(connection, path):
             # One by one: ``executescript`` would commit the transaction that they are in.
             for statement in _SCHEMA.read_text("utf-8").split(";\n"):
                 connection.execute(statement)
@@ -129,7 +75,7 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
 def reading(path: str | os.PathLike[str]) -> Iterator[sqlite3.Connection]:
     """Open an existing file for the block, whether or not somebody writes to it.
 
-    Raises: FileNotFoundError; ValueError: the file is something else, of a newer release, or
+    Raises: FileNotFoundError; ValueError: the file is something else, of another release, or
         damaged, also where the block finds that out; sqlite3.Error: somebody keeps it locked.
     """
     path = Path(path)
@@ -137,7 +83,7 @@ def reading(path: str | os.PathLike[str]) -> Iterator[sqlite3.Connection]:
     with closing(sqlite3.connect(path, timeout=_BUSY_SECONDS)) as connection:
         connection.row_factory = sqlite3.Row
         connection.execute("PRAGMA query_only = ON")
-        if _check_is_ours(connection, path, _OTHER_FILE) == 0:
+        if not _check_is_ours(connection, path, _OTHER_FILE):
             raise ValueError(f"{path} is an empty SQLite file; nothing was logged to it.")
         with damaged(path):
             yield connection
@@ -165,8 +111,8 @@ def check_exists(path: Path, what: str, writers: str) -> None:
 
 def _check_is_ours(
     connection: sqlite3.Connection, path: Path, remedy: str = "Choose another name."
-) -> int:
-    """Return the file's schema version; 0 = a new file."""
+) -> bool:
+    """Return whether it is a file of ours; False = a new one."""
     try:
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -175,21 +121,15 @@ def _check_is_ours(
         if getattr(error, "sqlite_errorcode", None) in _BUSY:
             raise
         raise ValueError(f"{path} is not a statistics file: {error}. {remedy}") from error
-    if num_objects and application != _APPLICATION_ID:
+    if not num_objects:
+        return False
+    if (application, version) != (_APPLICATION_ID, SCHEMA_VERSION):
         raise ValueError(
-            f"{path} is a SQLite file of another program, not a statistics file. {remedy}"
+            f"{path} is not a statistics file of this release: its application_id is "
+            f"{application:#x} and its user_version {version}, expected {_APPLICATION_ID:#x} and "
+            f"{SCHEMA_VERSION}. {remedy}"
         )
-    if num_objects and version < SCHEMA_VERSION:
-        raise ValueError(
-            f"{path} has schema version {version}, of an earlier spdl_torch; this one reads and "
-            f"writes {SCHEMA_VERSION}. Read it with the one that wrote it, or record anew."
-        )
-    if version > SCHEMA_VERSION:
-        raise ValueError(
-            f"{path} has schema version {version}, this release of spdl_torch knows up to "
-            f"{SCHEMA_VERSION}. Upgrade spdl_torch to read it."
-        )
-    return int(version) if num_objects else 0
+    return True
 
 
 def _is_on_a_network(path: Path) -> bool:
@@ -206,11 +146,9 @@ def _is_on_a_network(path: Path) -> bool:
     return kind.startswith(_NETWORK_FILE_SYSTEMS)
 
 
-TaskStatsQueryResult: TypeAlias = TaskStatsRow
-"""The row under its name in SPDL's example; it has that example's columns, and more."""
-
-QueueStatsQueryResult: TypeAlias = QueueStatsRow
-"""The row under its name in SPDL's example; it has that example's columns, and more."""
+TaskStatsQueryResult: TypeAlias = dict[str, Any]
+QueueStatsQueryResult: TypeAlias = dict[str, Any]
+"""Rows, by the names that SPDL's example has for them."""
 
 
 def query_task_stats(
@@ -221,14 +159,14 @@ def query_task_stats(
     *,
     run_id: int | None = None,
     pipeline: int | None = None,
-) -> list[TaskStatsRow]:
+) -> list[dict[str, Any]]:
     """Return rows of the view ``task_stats``, newest first.
 
     name: a stage as logged (``0:1:decode[10]``) or without its numbers (``decode``).
     start_time, end_time: bounds of ``timestamp``, both inclusive; seconds since 1970.
     run_id: the number of a run; None = all runs in the file.
     pipeline: the first number in stages' names, one for each loader of a run; None = all.
-    Raises: FileNotFoundError; ValueError: not a statistics file, or one of a newer release.
+    Raises: FileNotFoundError; ValueError: not a statistics file, or one of another release.
     """
     return _select(db_path, "task_stats", (name, start_time, end_time, run_id, pipeline), "DESC")
 
@@ -241,7 +179,7 @@ def query_queue_stats(
     *,
     run_id: int | None = None,
     pipeline: int | None = None,
-) -> list[QueueStatsRow]:
+) -> list[dict[str, Any]]:
     """Return rows of the view ``queue_stats``, newest first; arguments as for
     :func:`query_task_stats`.
 
@@ -280,36 +218,19 @@ def _select(
     conditions = (named, "timestamp >= ?", "timestamp <= ?", "run_id = ?", "pipeline = ?")
     given = [(c, value) for c, value in zip(conditions, filters, strict=True) if value is not None]
     where = " AND ".join(condition for condition, _ in given) or "TRUE"
-    columns = ", ".join(_COLUMNS[view])
-    query = f"SELECT {columns} FROM {view} WHERE {where} ORDER BY timestamp {order}, id {order}"
+    query = f"SELECT * FROM {view} WHERE {where} ORDER BY timestamp {order}, id {order}"
     with reading(db_path) as connection:
         return rows_of(connection, query, *(value for _, value in given))
 
 
-_COLUMNS = {
-    "task_stats": tuple(TaskStatsRow.__annotations__),
-    "queue_stats": tuple(QueueStatsRow.__annotations__),
-    "event_stats": ("timestamp", "event_name", "details"),
-}
-_TEXTS = ("name", "label", "kind", "host", "event_name", "totals")  # shown wherever the row is
 _JSON = ("details", "versions", "config")
-_MAY_BE_NULL = ("pipeline", "stage_number", "num_dropped", "ended", "details")
 
 
 def rows_of(connection: sqlite3.Connection, query: str, *values: Any) -> list[dict[str, Any]]:
-    """Return the rows of a query within :func:`reading`, with the content of JSON. Their values are
-    what the writer writes: SQLite does not see to that."""
-    rows = []
-    for each in connection.execute(query, values):
-        row = dict(each)
-        for column, value in row.items():
-            if value is None and column in _MAY_BE_NULL:
-                pass
-            elif column in _TEXTS:
-                row[column] = printable_line(value)
-            elif column in _JSON:
-                row[column] = dict(**json.loads(value))
-            else:
-                int(value)  # raises for what is no number, or an infinite one
-        rows.append(row)
+    """Return the rows of a query within :func:`reading`, with the content of JSON."""
+    rows = [dict(row) for row in connection.execute(query, values)]
+    for row in rows:
+        for column in _JSON:
+            if row.get(column) is not None:
+                row[column] = json.loads(row[column])
     return rows

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ...checks import checked_seconds
 from ...engine.threads import repeating
@@ -27,7 +27,6 @@ from .following import Follower
 from .writer import SQLiteStatsWriter, rank_and_world_size
 
 if TYPE_CHECKING:
-    from ..verdict.placement import Placement
     from .following import Interval
 
 _logger = logging.getLogger("spdl_torch.observe")
@@ -82,18 +81,11 @@ def recording(
     tuning, and full garbage collections. Loggers get the metrics of ``PipelineStatsMonitor``, over
     the time since the last ones: ``data/wait_ratio``, ``data/<stage>/busy_ratio``, ... and, for a
     mapping, ``data/<name>/...``, unless the name is ``""``. A separate thread calls them.
-    Raises: TypeError: a loader, a logger or another argument of the wrong kind; ValueError: a
-        bad ``interval_seconds``, ``stats=False``, no loader, neither ``path`` nor ``logger``, a
-        logger without a run, or the file is something else; OSError, sqlite3.Error: it cannot be
-        opened.
+    Raises: TypeError: a loader or a logger of the wrong kind; ValueError: a bad
+        ``interval_seconds``, ``stats=False``, neither ``path`` nor ``logger``, a logger without a
+        run, or the file is something else; OSError, sqlite3.Error: it cannot be opened.
     """
     interval_seconds = checked_seconds("recording: interval_seconds", interval_seconds)
-    if not isinstance(path, str | os.PathLike | None):
-        raise TypeError(f"recording: path must be the path of a file or None, got {path!r:.50}.")
-    if not isinstance(prefix, str):
-        raise TypeError(f"recording: prefix must be a str, got {prefix!r:.50}.")
-    if not (step is None or callable(step)):
-        raise TypeError(f"recording: step must be a function without arguments, got {step!r:.50}.")
     if path is None and logger is None:
         raise ValueError(
             "recording: expected a path, a logger, or both, got neither. On a rank that logs "
@@ -101,8 +93,6 @@ def recording(
         )
     rank, world_size = rank_and_world_size(rank, world_size)
     named = loaders if isinstance(loaders, Mapping) else {"": loaders}
-    if not named:
-        raise ValueError("recording: expected one loader or more, got an empty mapping.")
     sources = {str(name): _source_of(loader) for name, loader in named.items()}
     several = logger if isinstance(logger, list | tuple) else [logger]
     loggers = [opened(each) for each in several if each is not None]
@@ -206,13 +196,14 @@ class _SourceLog(Follower):
         self._num_delivered = 0
         self._pid = os.getpid()
         self._complained = complained
-        self._loggers: Sequence[Logger] = ()
+        self._loggers: Sequence[LogFunction] = ()
         self._tallying = RLock()  # guards what is gathered for them, never while one works
         self._gathered: Interval | None = None
         self._step = 0
-        self._placements: dict[int, Placement] = {}  # as logged last, by the logger's number
 
-    def feed(self, loggers: Sequence[Logger], prefix: str, step: Callable[[], int] | None) -> None:
+    def feed(
+        self, loggers: Sequence[LogFunction], prefix: str, step: Callable[[], int] | None
+    ) -> None:
         """Feed loggers, too, under these steps; None = the number of this loader's batches."""
         self._loggers = loggers
         self._start = "/".join(filter(None, (prefix, legal_name(self.name))))
@@ -252,18 +243,12 @@ class _SourceLog(Follower):
             interval, step, self._gathered = self._gathered, self._step, None
         if interval is None:
             return
-        for number, logger in enumerate(self._loggers):
-            log = partial(self._log_to, number, interval, step)
-            self._try(logger, log, "figures did not reach a logger")
+        for log in self._loggers:
+            call = partial(self._log_to, log, interval, step)
+            self._try(log, call, "figures did not reach a logger")
 
-    def _log_to(self, number: int, interval: Interval, step: int) -> None:
-        """Log the intervals since the last time."""
-        report, logger = interval.judged(), self._loggers[number]
-        logger.log(metrics_of(report, self._start), step)
-        placement, known = report.placement, self._placements.get(number)
-        if logger.text is not None and placement is not None and placement != known:
-            self._placements[number] = placement
-            logger.text(f"{self._start}/placement", str(placement), step)
+    def _log_to(self, log: LogFunction, interval: Interval, step: int) -> None:
+        log(metrics_of(interval.judged(), self._start), step)
 
     def _try(self, whose: object, call: Callable[[], None], failure: str) -> None:
         """Call it, and log its first error: training goes on without statistics."""
@@ -283,23 +268,15 @@ LogFunction = Callable[[Mapping[str, float], int], object]
 """A function that is called with metrics by name, and the step to which they belong."""
 
 
-class Logger(NamedTuple):
-    """A logger, as recording sees it. One thread at a time calls it."""
-
-    log: LogFunction
-    text: Callable[[str, str, int], object] | None = None
-    """Logs a text: its key, the text, and the step; None = the logger takes none."""
-
-
-def opened(logger: Any) -> Logger:
-    """Wrap a logger for recording. Call this on the thread that made the logger: an MLflow run
-    belongs to a thread.
+def opened(logger: Any) -> LogFunction:
+    """Return the function that logs metrics; one thread at a time calls it. Call this on the thread
+    that made the logger: an MLflow run belongs to a thread.
 
     Raises: TypeError: it is of no known kind; ValueError: it has no run.
     """
     library = (getattr(logger, "__name__", "") or type(logger).__module__).split(".")[0]
     if hasattr(logger, "add_scalar"):  # a SummaryWriter, torch's or tensorboardX's
-        return Logger(partial(_log_scalars, logger), getattr(logger, "add_text", None))
+        return partial(_log_scalars, logger)
     if library == "wandb":
         run = logger.run if inspect.ismodule(logger) else logger
         if run is None:
@@ -307,7 +284,7 @@ def opened(logger: Any) -> Logger:
         # Its steps only increase, and are the program's: under a step of ours it would drop the
         # program's next row, and a row of ours would shift the program's steps. So the metrics join
         # the row that the program logs next.
-        return Logger(lambda metrics, step: run.log(dict(metrics), commit=False))
+        return lambda metrics, step: run.log(dict(metrics), commit=False)
     if library == "mlflow":
         from mlflow.tracking import MlflowClient
 
@@ -317,11 +294,12 @@ def opened(logger: Any) -> Logger:
                 "recording: mlflow has no active run on this thread. Begin one first: "
                 "with mlflow.start_run(): ..."
             )
-        return Logger(partial(_log_to_mlflow, MlflowClient(), str(run.info.run_id)))
+        return partial(_log_to_mlflow, MlflowClient(), str(run.info.run_id))
     if hasattr(logger, "log_metrics"):  # Lightning's loggers, Comet's experiments
-        return Logger(lambda metrics, step: logger.log_metrics(dict(metrics), step=step))
+        return lambda metrics, step: logger.log_metrics(dict(metrics), step=step)
     if callable(logger) and not inspect.isclass(logger):
-        return Logger(logger)
+        log: LogFunction = logger
+        return log
     raise TypeError(
         "recording: logger must be a SummaryWriter, a run of wandb or mlflow, an object with "
         "log_metrics(metrics, step), or a function that takes (metrics, step); got "

@@ -12,19 +12,7 @@ CREATE TABLE run (
     rank INTEGER NOT NULL,
     world_size INTEGER NOT NULL,
     versions TEXT NOT NULL,      -- JSON: package -> version
-    config TEXT NOT NULL,        -- JSON: what the user gave
-    num_dropped INTEGER NOT NULL DEFAULT 0  -- entries that were not written
-);
-CREATE TABLE stage (
-    stage_id INTEGER PRIMARY KEY,
-    run_id INTEGER NOT NULL REFERENCES run,
-    kind TEXT NOT NULL CHECK (kind IN ('task', 'queue')),
-    name TEXT NOT NULL,          -- as logged: 0:1:decode[10]
-    pipeline INTEGER,            -- the parts of that name, NULL where it has no such form
-    stage_number INTEGER,
-    label TEXT NOT NULL,         -- decode: the same when the concurrency changes
-    concurrency INTEGER,
-    UNIQUE (run_id, kind, name)
+    config TEXT NOT NULL         -- JSON: what the user gave
 );
 CREATE TABLE event (
     id INTEGER PRIMARY KEY,
@@ -45,7 +33,12 @@ CREATE TABLE interval (
 );
 CREATE TABLE task_window (
     id INTEGER PRIMARY KEY,
-    stage_id INTEGER NOT NULL REFERENCES stage,
+    run_id INTEGER NOT NULL REFERENCES run,
+    name TEXT NOT NULL,          -- as logged: 0:1:decode[10]
+    pipeline INTEGER,            -- the parts of that name, NULL where it has no such form
+    stage_number INTEGER,
+    label TEXT NOT NULL,         -- decode: the same when the concurrency changes
+    concurrency INTEGER NOT NULL,
     timestamp REAL NOT NULL,     -- end of the window
     num_tasks INTEGER NOT NULL,
     num_failures INTEGER NOT NULL,
@@ -60,7 +53,12 @@ CREATE TABLE task_window (
 );
 CREATE TABLE queue_window (
     id INTEGER PRIMARY KEY,
-    stage_id INTEGER NOT NULL REFERENCES stage,
+    run_id INTEGER NOT NULL REFERENCES run,
+    name TEXT NOT NULL,          -- as logged: 0:1:decode[10]_queue
+    pipeline INTEGER,            -- the parts of that name, NULL where it has no such form
+    stage_number INTEGER,
+    label TEXT NOT NULL,         -- decode: the same when the concurrency changes
+    concurrency INTEGER NOT NULL,
     timestamp REAL NOT NULL,     -- end of the window
     elapsed REAL NOT NULL,
     num_items INTEGER NOT NULL,
@@ -82,11 +80,10 @@ CREATE VIEW event_stats AS
     SELECT e.id, e.timestamp, e.event_name, e.details, r.run_id, r.rank, r.host
     FROM event e JOIN run r USING (run_id);
 CREATE VIEW task_stats AS
-    SELECT w.id, w.timestamp, s.name, w.num_tasks, w.num_failures, w.ave_time, w.p90_time,
-           w.p99_time, w.elapsed, w.ave_cpu_time, w.p50_time, w.busy_time, s.label, s.stage_number,
-           s.concurrency,
-           r.run_id, r.rank, r.host, s.pipeline, w.num_dropped
-    FROM task_window w JOIN stage s USING (stage_id) JOIN run r USING (run_id)
+    SELECT w.id, w.timestamp, w.name, w.num_tasks, w.num_failures, w.ave_time, w.p90_time,
+           w.p99_time, w.elapsed, w.ave_cpu_time, w.p50_time, w.busy_time, w.label, w.stage_number,
+           w.concurrency, r.run_id, r.rank, r.host, w.pipeline, w.num_dropped
+    FROM task_window w JOIN run r USING (run_id)
     UNION ALL
     SELECT i.id * 1000 + j.key, i.timestamp, json_extract(j.value, '$.name'),
            json_extract(j.value, '$.num_tasks'), json_extract(j.value, '$.num_failures'),
@@ -99,11 +96,11 @@ CREATE VIEW task_stats AS
     FROM interval i JOIN run r USING (run_id) JOIN
          json_each(CASE WHEN json_valid(i.details) THEN i.details END, '$.tasks') j;
 CREATE VIEW queue_stats AS
-    SELECT w.id, w.timestamp, s.name, w.elapsed, w.num_items, w.ave_put_time, w.ave_get_time,
+    SELECT w.id, w.timestamp, w.name, w.elapsed, w.num_items, w.ave_put_time, w.ave_get_time,
            w.p90_put_time, w.p99_put_time, w.p90_get_time, w.p99_get_time, w.occupancy_rate,
-           w.put_wait_time, w.get_wait_time, s.label, s.stage_number, s.concurrency,
-           r.run_id, r.rank, r.host, s.pipeline
-    FROM queue_window w JOIN stage s USING (stage_id) JOIN run r USING (run_id)
+           w.put_wait_time, w.get_wait_time, w.label, w.stage_number, w.concurrency,
+           r.run_id, r.rank, r.host, w.pipeline
+    FROM queue_window w JOIN run r USING (run_id)
     UNION ALL
     SELECT i.id * 1000 + j.key, i.timestamp, json_extract(j.value, '$.name'),
            json_extract(j.value, '$.elapsed'), json_extract(j.value, '$.num_items'),

@@ -29,13 +29,11 @@ _logger = logging.getLogger("spdl_torch.observe")
 
 Row: TypeAlias = "Mapping[str, Any]"
 
-_LATEST = 1e11  # seconds since 1970: the year 5138
-
 _FACTS = "SELECT *, (SELECT count(*) FROM run) AS num_runs FROM run WHERE run_id = ?"
 
 _WITH_FIGURES = """
-    SELECT run_id FROM interval UNION SELECT run_id FROM stage WHERE stage_id IN
-    (SELECT stage_id FROM task_window UNION SELECT stage_id FROM queue_window) ORDER BY run_id
+    SELECT run_id FROM interval UNION SELECT run_id FROM task_window
+    UNION SELECT run_id FROM queue_window ORDER BY run_id
 """
 
 # Details are long: only those of the last interval of each pass are read.
@@ -103,9 +101,6 @@ class StoredRun:
                 return rows_of(connection, f"SELECT {what} WHERE {condition}", chosen, begin, end)
 
             facts = rows_of(connection, _FACTS, chosen)
-            is_sound = facts and 0 <= facts[0]["started"] <= _LATEST
-            if chosen in run_ids and not is_sound:
-                raise ValueError(f"run {chosen} is not in it, or has no time")
             intervals, events = of_run(_INTERVALS), of_run("* FROM event")
         if not run_ids:
             raise ValueError(f"{path}: no figures of a stage or a queue were logged to it.")
@@ -168,8 +163,6 @@ class StoredRun:
         passes = [each["details"] for each in own if each["details"] is not None]
         probes, pooled = probes_over(passes), tuple(passes[-1]["pooled"])
         remarks = _remarks_on_skipped(events, stats)
-        if missing := self.facts["num_dropped"]:
-            remarks += (f"entries of this run that were not written to the file: {missing}.",)
         report = with_remarks(make_report(stats, probes, pooled=pooled), *remarks)
         placement = passes[-1]["placement"]
         return replace(report, placement=Placement(**placement) if placement else None)
@@ -217,99 +210,47 @@ _DOUBLE_RULE, _RULE = "=" * 80, "-" * 80
 
 # Task times are averaged over the tasks that succeeded, waits over the items, the rest over time.
 _SUMS = """
-    SELECT name, {figures}, count(*) AS num_entries
+    SELECT name, count(*) AS num_entries, {figures}
     FROM {view} WHERE run_id = ?1 OR ?1 IS NULL GROUP BY name, label
     ORDER BY pipeline IS NOT NULL, pipeline, stage_number, name
 """
-_GOOD = "num_tasks - num_failures"
-_OF_TASKS = {
-    "num_tasks": "sum(num_tasks)",
-    "num_failures": "sum(num_failures)",
-    "ave_time": f"total(ave_time * ({_GOOD})) / sum({_GOOD})",
-    "success_rate": f"total({_GOOD}) / sum(num_tasks)",
-}
-_OF_QUEUES = {
-    "num_items": "sum(num_items)",
-    "qps": "total(num_items) / total(elapsed)",
-    "ave_put_time": "total(ave_put_time * num_items) / sum(num_items)",
-    "ave_get_time": "total(ave_get_time * num_items) / sum(num_items)",
-    "occupancy_rate": "total(occupancy_rate * elapsed) / total(elapsed)",
-}
+_SUMS_OF_TASKS = """
+    sum(num_tasks) AS num_tasks, sum(num_failures) AS num_failures,
+    ifnull(total(num_tasks - num_failures) / sum(num_tasks), 0.0) AS success_rate,
+    ifnull(
+        total(ave_time * (num_tasks - num_failures)) / sum(num_tasks - num_failures), 0.0
+    ) AS ave_time
+"""
+_SUMS_OF_QUEUES = """
+    sum(num_items) AS num_items,
+    ifnull(total(num_items) / total(elapsed), 0.0) AS qps,
+    ifnull(total(ave_put_time * num_items) / sum(num_items), 0.0) AS ave_put_time,
+    ifnull(total(ave_get_time * num_items) / sum(num_items), 0.0) AS ave_get_time,
+    ifnull(total(occupancy_rate * elapsed) / total(elapsed), 0.0) AS occupancy_rate
+"""
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TaskSummary:
-    """A stage over all intervals."""
-
-    name: str
-    num_tasks: int
-    num_failures: int
-    ave_time: float
-    """Mean time of the tasks that succeeded, seconds."""
-    success_rate: float
-    """Share of the tasks that succeeded, 0 to 1."""
-    num_entries: int
-
-    def lines(self) -> list[str]:
-        """Return the lines that SPDL's example prints, which programs may read too."""
-        return [
-            f"  Stage: {self.name}",
-            f"    Total tasks processed: {self.num_tasks}",
-            f"    Total failures: {self.num_failures}",
-            f"    Average task time: {self.ave_time:.4f}s",
-            f"    Success rate: {self.success_rate:.1%}",
-            f"    Number of log entries: {self.num_entries}",
-        ]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QueueSummary:
-    """A queue over all intervals."""
-
-    name: str
-    num_items: int
-    qps: float
-    """Items a second."""
-    ave_put_time: float
-    """Mean time that a put waited for room, seconds."""
-    ave_get_time: float
-    """Mean time that a get waited for an item, seconds."""
-    occupancy_rate: float
-    """Share of the time in which an item waited, 0 to 1."""
-    num_entries: int
-
-    def lines(self) -> list[str]:
-        """Return the lines that SPDL's example prints."""
-        return [
-            f"  Queue: {self.name}",
-            f"    Total items processed: {self.num_items}",
-            f"    Average QPS: {self.qps:.2f}",
-            f"    Average put time: {self.ave_put_time:.4f}s",
-            f"    Average get time: {self.ave_get_time:.4f}s",
-            f"    Average occupancy rate: {self.occupancy_rate:.1%}",
-            f"    Number of log entries: {self.num_entries}",
-        ]
-
-
-def summarize(
-    db_path: str | os.PathLike[str], *, run_id: int | None = None
-) -> tuple[list[TaskSummary], list[QueueSummary]]:
-    """Return every stage and every queue of a statistics file, in the order of the pipeline.
-
-    Task times are averaged over the tasks that succeeded, waits of puts and gets over the items,
-    occupancy and QPS over the time.
-    Raises: FileNotFoundError; ValueError: not a statistics file.
-    """
-    with reading(db_path) as connection:
-        tasks, queues = (
-            rows_of(connection, _SUMS.format(view=view, figures=_columns(figures)), run_id)
-            for view, figures in (("task_stats", _OF_TASKS), ("queue_stats", _OF_QUEUES))
-        )
-    return [TaskSummary(**row) for row in tasks], [QueueSummary(**row) for row in queues]
-
-
-def _columns(figures: dict[str, str]) -> str:
-    return ", ".join(f"ifnull({sql}, 0.0) AS {name}" for name, sql in figures.items())
+# What SPDL's example prints, which programs may read too.
+_TASKS = """\
+  Stage: {name}
+    Total tasks processed: {num_tasks}
+    Total failures: {num_failures}
+    Average task time: {ave_time:.4f}s
+    Success rate: {success_rate:.1%}
+    Number of log entries: {num_entries}
+"""
+_QUEUES = """\
+  Queue: {name}
+    Total items processed: {num_items}
+    Average QPS: {qps:.2f}
+    Average put time: {ave_put_time:.4f}s
+    Average get time: {ave_get_time:.4f}s
+    Average occupancy rate: {occupancy_rate:.1%}
+    Number of log entries: {num_entries}
+"""
+_SUMMARIES = (
+    ("📊 Task Statistics:", "task_stats", _SUMS_OF_TASKS, _TASKS),
+    ("📈 Queue Statistics:", "queue_stats", _SUMS_OF_QUEUES, _QUEUES),
+)
 
 
 def log_stats_summary(
@@ -322,17 +263,19 @@ def log_stats_summary(
     first every stage and queue, in the words and the order of SPDL's example program; then the
     report of the last run, or of ``run_id``, for each loader and pipeline that was recorded.
 
+    Task times are averaged over the tasks that succeeded, waits of puts and gets over the items,
+    occupancy and QPS over the time.
     Raises: FileNotFoundError; ValueError: not a statistics file.
     """
-    tasks, queues = summarize(db_path, run_id=run_id)
     lines = ["", *_titled("PIPELINE PERFORMANCE SUMMARY")]
-    parts: Any
-    for title, parts in ("📊 Task Statistics:", tasks), ("📈 Queue Statistics:", queues):
-        lines += [title, _RULE, ""]
-        for part in parts:
-            lines += [*part.lines(), ""]
-    if queues and (names := (run := StoredRun.read(db_path, run_id)).pipelines()):
-        lines += _titled(f"WHAT IT MEANS: run {run.facts['run_id']} of {db_path}")
+    with reading(db_path) as connection:
+        for title, view, figures, text in _SUMMARIES:
+            rows = rows_of(connection, _SUMS.format(view=view, figures=figures), run_id)
+            lines += [title, _RULE, "", *(text.format(**row) for row in rows)]
+    if rows:
+        run = StoredRun.read(db_path, run_id)
+        names = run.pipelines()
+        lines += _titled(f"WHAT IT MEANS: run {run.facts['run_id']} of {db_path}") if names else []
         for pipeline, name in names.items():
             report = run.report(pipeline)
             lines += [f"Pipeline {pipeline}{name and f' ({name})'}", str(report), ""]

@@ -5,14 +5,16 @@ from spdl_torch.lazy_names import hand_on
 from ...observe import (
     EventLogEntry as EventLogEntry,
     QueueStatsLogEntry as QueueStatsLogEntry,
-    QueueStatsQueryResult as QueueStatsQueryResult,
     SQLiteStatsWriter as SQLiteStatsWriter,
     TaskStatsLogEntry as TaskStatsLogEntry,
-    TaskStatsQueryResult as TaskStatsQueryResult,
     log_stats_summary as log_stats_summary,
     query_event_stats as query_event_stats,
     query_queue_stats as query_queue_stats,
     query_task_stats as query_task_stats,
+)
+from ...observe.store.file import (
+    QueueStatsQueryResult as QueueStatsQueryResult,
+    TaskStatsQueryResult as TaskStatsQueryResult,
 )
 
 hand_on()
