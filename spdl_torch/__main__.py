@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import select
 import signal
 import sys
 from collections.abc import Sequence
@@ -55,9 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return status
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        if not _reader_left():
-            raise
+    except BrokenPipeError:  # nobody reads stdout any more, as after ``| head``
+        with open(os.devnull, "w") as nowhere:  # or the interpreter complains when it flushes
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
         return 141  # what a shell shows for a program that SIGPIPE ends
 
 
@@ -68,19 +67,6 @@ def _run(arguments: argparse.Namespace) -> int:
         # What it tells of may be somebody else's: names of files, what is in them.
         print(f"spdl-torch {arguments.command}: {printable(str(error))}", file=sys.stderr)
         return error.status
-
-
-def _reader_left() -> bool:
-    """Return whether nobody reads stdout any more, as after ``| head``; then drop the rest."""
-    if not hasattr(select, "poll"):
-        return False
-    poll = select.poll()
-    poll.register(sys.stdout, 0)
-    if not any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
-        return False
-    with open(os.devnull, "w") as nowhere:  # or the interpreter complains when it flushes
-        os.dup2(nowhere.fileno(), sys.stdout.fileno())
-    return True
 
 
 def _parser() -> argparse.ArgumentParser:

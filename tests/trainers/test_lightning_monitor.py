@@ -268,7 +268,7 @@ def num_loaded(path, run_id=None):
     found = Counter()
     for row in query_task_stats(path, run_id=run_id):
         found[row["name"]] += row["num_tasks"]
-    return found
+    return dict(sorted(found.items()))
 
 
 def runs_in(path):
