@@ -62,7 +62,7 @@ def reports(num_intervals, *, rate=100.0, stages=("fetch", "collate"), workers=2
 
 
 def timeline(num_turns, *, workers=3):
-    """What some workers and a training loop did, with a queue, parts and moments of note."""
+    """What some workers and a training loop did, with a queue, parts and a garbage collection."""
     rows = []
     for worker in range(workers):
         turns, parts, time = [], [], worker * MS // 7
@@ -81,11 +81,7 @@ def timeline(num_turns, *, workers=3):
         steps.append(Turn(time, time + MS // 4, end, end, -1, batch, -1, 2, -1))
         time = end
     rows.append(Row("training", 2, 0, "consumer", 99, tuple(steps)))
-    instants = (
-        Instant(3 * MS, "gc", {"generation": 2, "seconds": 0.002}),
-        Instant(4 * MS, "failure", {"stage": "fetch", "key": HOSTILE, "error": FORMULAS}),
-        Instant(5 * MS, "moved_to_mars", {"from": "threads", "why": "rain"}),
-    )
+    instants = (Instant(3 * MS, "gc", {"generation": 2, "seconds": 0.002}),)
     clock = TwoClocks(perf_ns=0, system_ns=1_800_000_000_000_000_000)
     return Timeline("DataLoader", 1, clock, tuple(rows), (QueueTrack(1, "ready", 8),), instants)
 
