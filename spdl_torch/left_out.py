@@ -1,4 +1,4 @@
-"""Names that do not exist, and what to use instead: of SPDL's, and of ours that went."""
+"""Names of SPDL that do not exist, and what to use instead."""
 
 from __future__ import annotations
 
@@ -73,28 +73,9 @@ _PIPELINE = {
 _KIND = "Every stage is a PipeConfig, whose kind and name say what it does."
 _LOADER = "Use spdl_torch.DataLoader, which takes what torch's DataLoader takes."
 
-# By room: what SPDL has there and is left out, and what went of ours, each with what a user who had
-# it does now. The changelog's "Removed" says the same of options and behaviour, which have no name
-# to ask for.
+# By room: what SPDL has there and is left out, each with what a user who had it does now.
 _ROOMS = {
-    "spdl_torch.data": {
-        "Use PipelineDataset(PipelineBuilder().add_source(mix(...)).add_sink()).": "MixedIterable",
-    },
-    "spdl_torch.io": {
-        "Leave codec= out: what is there decodes, with the same pixels.": "Codec",
-        _DEMUX: "DemuxConfig demux_config",
-        _NVJPEG: "load_image_batch_nvjpeg",
-    },
-    "spdl_torch.observe": {
-        "Use plot_stats, which saves two pictures.": "plot_queue_stats plot_task_stats",
-        "Perfetto says itself what of a trace it drops.": "TraceSummary check_trace",
-        "Use display(loader.report(), display_id=True), and its update().": "showing",
-    },
-    "spdl_torch.pipeline": {
-        _PROFILE: _PROFILING,
-        _LINE: "PathVariants",
-        _SOURCES: "Merge is_eof is_epoch_end",
-    },
+    "spdl_torch.io": {_DEMUX: "DemuxConfig demux_config", _NVJPEG: "load_image_batch_nvjpeg"},
     "spdl_torch.spdl.io": _IO,
     "spdl_torch.spdl.pipeline": _PIPELINE,
     "spdl_torch.spdl.pipeline.defs": {

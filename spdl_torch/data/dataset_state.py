@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import get_worker_info
 
-from ..loader.checkpoint.made_by import doubts_about_pass, pass_made_by, told_doubts
 from ..loader.checkpoint.pipeline_state import PassProgress, PassState, unordered_stage
 from ..loader.checkpoint.source_behind import keeping
 from ..loader.checkpoint.user_state import keeps_state
 from ..loader.sampling.parts import Shard, Tail, take_shard, worker_shard
 from ..loader.sampling.sampler_chain import deals_in_turn, is_shared_out
-from ..loader.user_warnings import warn
 from .sources._base import DataSource
 
 if TYPE_CHECKING:
@@ -81,9 +79,6 @@ class DatasetState:
                 "class with a generator for __iter__) instead of an iterator."
             )
         resume, epoch = self._to_resume, self._next_epoch
-        doubts = "" if resume is None else doubts_about_pass(resume.made_by, self._made_by())
-        if doubts:
-            warn(told_doubts("PipelineDataset", doubts))
         rests = False
         if resume is not None and resume.finished:
             rests = resume.rest(source, ranks.count)
@@ -172,7 +167,7 @@ class DatasetState:
         state = self._progress.state(num_back=num_back)
         if state.source is None and (self._progress.began_wanted or not is_told):
             self._warn_if_counted()
-        return {**state.as_dict(), "made_by": self._made_by()}
+        return state.as_dict()
 
     def of_next_pass(self) -> dict[str, Any]:
         """Return the state before the first item of the pass that ``iter()`` would begin now."""
@@ -182,7 +177,7 @@ class DatasetState:
         if self._is_wanted and self._progress is not None:
             source = self._progress.source_at_rest()
         state = PassState(epoch=self._next_epoch, finished=True, begun=False, source=source)
-        return {**state.as_dict(), "made_by": self._made_by()}
+        return state.as_dict()
 
     def ends_empty_tail(self, length: int) -> bool:
         """Return whether the present or coming pass, of ``length`` items, resumes after its last
@@ -195,9 +190,6 @@ class DatasetState:
                 self._next_epoch, self._to_resume = resume.epoch + 1, None
             return is_empty
         return self._progress is not None and self._progress.resumed_at >= length > 0
-
-    def _made_by(self) -> dict[str, Any]:
-        return pass_made_by(self._spec.src.source, (s.name for s in self._spec.pipes))
 
 
 def _runs_once(source: Any) -> bool:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import numbers
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
@@ -17,67 +15,12 @@ if TYPE_CHECKING:
     from .dataloader import DataLoader
 
 
-def check_arguments(
-    loader: DataLoader[Any],
-    dataset: object,
-    *,
-    num_workers: Any,
-    timeout: Any,
-    prefetch_factor: Any,
-    sampler: object,
-    batch_sampler: object,
-    collate_fn: object,
-    worker_init_fn: object,
-    generator: object,
-) -> None:
-    """Refuse values of the wrong type on which torch would fail later, or less clearly. ``loader``:
-    it has the options that are not torch's.
-
-    Values that torch refuses with a clear message, such as ``num_workers=-1``, are left to it.
-    Raises: TypeError; UnsupportedOptionError.
-    """
+def check_num_workers(num_workers: Any) -> None:
+    """Refuse what torch would fail on later. Negative numbers are left to it. Raises: TypeError."""
     if not (isinstance(num_workers, AutoWorkers) or _is_integer(num_workers)):
         raise TypeError(
             f'DataLoader: num_workers must be an integer >= 0 or "auto", got {num_workers!r}. '
             "0 loads in the calling thread."
-        )
-    if not isinstance(timeout, numbers.Real):
-        raise TypeError(
-            f"DataLoader: timeout must be a number of seconds >= 0, got {timeout!r}. "
-            "0 waits for ever."
-        )
-    if prefetch_factor is not None and not _is_integer(prefetch_factor):
-        raise TypeError(
-            "DataLoader: prefetch_factor must be an integer >= 1 (batches for each worker) or "
-            f"None, got {prefetch_factor!r}."
-        )
-    for name, order in (("sampler", sampler), ("batch_sampler", batch_sampler)):
-        # Accept any object that may stand in for one, such as a mock in a trainer's tests.
-        if isinstance(order, type | numbers.Number) or inspect.isfunction(order):
-            raise TypeError(f"DataLoader: {name} must be iterable, got {order!r}.")
-    for name, function in (("collate_fn", collate_fn), ("worker_init_fn", worker_init_fn)):
-        if function is not None and not callable(function):
-            raise TypeError(f"DataLoader: {name} must be a function or None, got {function!r}.")
-    if isinstance(generator, numbers.Number | str):
-        raise TypeError(
-            f"DataLoader: generator must be a torch.Generator or None, got {generator!r}. Pass "
-            "torch.Generator().manual_seed(number), or the number as seed=."
-        )
-    if not isinstance(loader.stats, bool):
-        raise TypeError(f"DataLoader: stats must be True or False, got {loader.stats!r}.")
-    if not isinstance(dataset, IterableDataset) and not any(
-        hasattr(dataset, name) for name in ("__getitem__", "__getitems__", "__len__")
-    ):
-        raise TypeError(
-            "DataLoader: dataset must have __getitem__ and __len__, or be an IterableDataset, got "
-            f"{type(dataset).__name__}. Put an iterator into an IterableDataset that makes it anew "
-            "in each __iter__."
-        )
-    steps = loader.snapshot_every_n_steps
-    if steps != 1:
-        raise UnsupportedOptionError(
-            f"DataLoader: snapshot_every_n_steps={steps!r} is torchdata's. Leave it out: "
-            "state_dict() is exact after every batch, and no snapshots are taken."
         )
 
 
@@ -156,15 +99,6 @@ def _is_share(value: Any) -> bool:
     from fractions import Fraction  # imports decimal, for an option that few give
 
     return isinstance(value, float | Fraction) and 0 < value <= 1
-
-
-def refuse_foreign_state(state: object) -> None:
-    """Refuse a state of torchdata's loader, and say what to do instead. Raises: ValueError."""
-    if isinstance(state, Mapping) and not {"_snapshot", "_num_yielded"}.isdisjoint(state):
-        raise ValueError(
-            "load_state_dict: this is a state of torchdata's StatefulDataLoader. Finish its epoch "
-            "with that loader, or begin the epoch anew with this one."
-        )
 
 
 def _is_integer(value: object) -> bool:

@@ -14,7 +14,7 @@ from ..errors import UnsupportedOptionError
 from ..machine.limits import Limits
 from ..observe.store.epoch_watchers import between_epochs
 from . import opening as backends
-from .arguments import check_arguments, check_options, refuse_foreign_state
+from .arguments import check_num_workers, check_options
 from .checkpoint.lightning_states import follow_trainer
 from .error_notes import not_an_end
 from .fetching.samples import is_read_at_once
@@ -23,7 +23,7 @@ from .loader_state import LoaderState
 from .placing import placement_of
 from .sampling.sampler_chain import divides_itself, has_length, is_shared_out
 from .stats.counts import dataset_stats
-from .stats.figures import start_remark, with_remarks_of
+from .stats.figures import with_remarks_of
 from .user_warnings import warn_once
 
 if TYPE_CHECKING:
@@ -95,8 +95,6 @@ class DataLoader(TorchDataLoader[T_co]):
             batches stay whole and all ranks have the same number. Without it, a batch without any
             good sample is left out or, with several ranks, raises PipelineFailure.
         stats: collect the statistics that ``snapshot()`` returns, at 1 to 2 µs a sample or batch.
-        snapshot_every_n_steps: an argument of torchdata's StatefulDataLoader, accepted only with
-            its default: ``state_dict()`` is exact after every batch.
     Raises: UnsupportedOptionError (a ValueError): an option that this release does not honour;
         everything else as torch does.
     """
@@ -129,7 +127,6 @@ class DataLoader(TorchDataLoader[T_co]):
         error_budget: float | Fraction | None = None,
         replace: bool = False,
         stats: bool = True,
-        snapshot_every_n_steps: int = 1,
     ) -> None:
         if num_workers == "auto":
             from ..autotune.tuning import Tuning  # for tuned workers alone
@@ -150,19 +147,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self.error_budget = error_budget
         self.replace = replace
         self.stats = stats
-        self.snapshot_every_n_steps = snapshot_every_n_steps
-        check_arguments(
-            self,
-            dataset,
-            num_workers=num_workers,
-            timeout=timeout,
-            prefetch_factor=prefetch_factor,
-            sampler=sampler,
-            batch_sampler=batch_sampler,
-            collate_fn=collate_fn,
-            worker_init_fn=worker_init_fn,
-            generator=generator,
-        )
+        check_num_workers(num_workers)
         check_options(self, dataset, num_workers)
         # numpy's numbers are other numbers where they are added, and end at 255.
         self.seed = None if seed is None else int(seed)
@@ -342,18 +327,7 @@ class DataLoader(TorchDataLoader[T_co]):
         from ..observe.verdict.report import with_remarks  # it was brought by the report
 
         decided = (f'num_workers="auto": {each}' for each in self.decisions[-_MOST_DECISIONS:])
-        on_start = self._remark_on_start(report)
-        return with_remarks(report, *decided, *([on_start] if on_start else ()))
-
-    def _remark_on_start(self, report: Report) -> str:
-        """Return the remark on workers that the next epoch would start again, once it is known that
-        there are several epochs."""
-        start, num_begun = self._state.figures.start, self._state.position.num_epochs_begun
-        if start is None or start.first_seconds is None or num_begun < 2:
-            return ""
-        if self.persistent_workers or not self._measured().is_over:
-            return ""
-        return start_remark(report, start.first_seconds, start.start_seconds)
+        return with_remarks(report, *decided)
 
     def _with_data(self, stats: PipelineStats) -> PipelineStats:
         """Return the statistics with those of the dataset."""
@@ -401,7 +375,7 @@ class DataLoader(TorchDataLoader[T_co]):
             return False
         num_batches = -(-sum(each.num_items for each in order.workers) // (self.batch_size or 1))
         is_whole = has_length(self) and num_batches >= len(self) > 0
-        return order.looked_ahead.nothing_left or is_whole
+        return order.nothing_left or is_whole
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume a state at the next ``iter(loader)``; if the loop had seen the end of that epoch,
@@ -415,7 +389,6 @@ class DataLoader(TorchDataLoader[T_co]):
             does not fit. Some misfits show only at ``iter()``, and a worker's iterable that
             refuses its state at the first batch.
         """
-        refuse_foreign_state(state_dict)
         self._state.position.load(self, state_dict)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -8,26 +8,24 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Sequence, Sized
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from .checkpoint.epoch import BaseSeed, EpochStart, HandedOut, LookAhead
+from .checkpoint.epoch import BaseSeed, EpochStart, HandedOut
 from .checkpoint.order import END, Order, next_index
 from .checkpoint.resume_state import (
     draw_again_from,
     drawing_of,
     drawn_base_seed,
-    generators_of,
     order_drawn_again,
     skipped,
     tell_order,
 )
 from .checkpoint.user_state import WorkerState, pass_of_workers
-from .error_notes import add_thread_note
 from .fetching.bad_samples import SkippedSamples, Tolerance
 from .rng.keys import StreamKey, epoch_seed
 from .sampling.sampler_chain import epoch_of, shard_of
@@ -45,7 +43,7 @@ class EpochIterator(_BaseDataLoaderIter):
     def __init__(self, loader: DataLoader[Any]) -> None:
         resume = loader._state.position.begin(loader)
         with order_drawn_again(loader, resume) as redrawn:
-            self._begin_sampler(loader, super().__init__)
+            super().__init__(loader)
             self._base = BaseSeed(int(self._base_seed))
             if resume is not None and not resume.drew_base_seed:
                 draw_again_from(loader, redrawn.states)
@@ -55,7 +53,7 @@ class EpochIterator(_BaseDataLoaderIter):
         """Begin another epoch of a persistent loader."""
         resume = loader._state.position.begin(loader)
         with order_drawn_again(loader, resume) as redrawn:
-            self._begin_sampler(loader, super()._reset)
+            super()._reset(loader)
             self._base = self._base.following()
             if resume is not None and resume.drew_base_seed:
                 self._base = BaseSeed(drawn_base_seed(loader.generator))
@@ -86,21 +84,20 @@ class EpochIterator(_BaseDataLoaderIter):
         if resume is None and self._base.num_epochs and before is not None and known:
             known = before.left_to_next() or known  # as persistent workers have left theirs
         so_far = HandedOut(workers=tuple(known))
-        streams_seed, looked_ahead = start.epoch_seed, LookAhead()
+        streams_seed, nothing_left = start.epoch_seed, False
         number = start.epoch if sampler_epoch is None else sampler_epoch
         if within is not None:
             start, num_skipped = start._replace(epoch_seed=within.epoch_seed, begins_late=False), 0
             if not self._begun_from:  # workers with their own iterables skip in those
                 start, num_skipped = skipped(start, within, self._sampler_iter)
-            looked_ahead = self._look_ahead(within, drawing, loader, redrawn)
+            nothing_left = self._look_ahead(within, drawing, redrawn)
             sampler_epoch = epoch_of(sampler)  # it may be set at the first index
             so_far = so_far._replace(
                 local_samples=num_skipped,
                 ahead=frozenset(within.ahead),
                 next_worker=within.next_worker,
             )
-            is_drawn_again = loader.rng == "sample"
-            streams_seed = within.epoch_seed if is_drawn_again else within.seed_of_rest()
+            streams_seed = within.epoch_seed
         ranks = shard_of(sampler)
         number_of_pass = pass_of_workers(self._dataset, resume, self._num_workers)
         start = start._replace(number_of_pass=number_of_pass)
@@ -117,7 +114,7 @@ class EpochIterator(_BaseDataLoaderIter):
             so_far,
             drawing=drawing,
             sampler_epoch=sampler_epoch,
-            looked_ahead=looked_ahead,
+            nothing_left=nothing_left,
             is_wanted=position.is_collected(inline=self._num_workers == 0),
         )
 
@@ -154,18 +151,15 @@ class EpochIterator(_BaseDataLoaderIter):
         self,
         resume: ResumeState,
         drawing: Drawing | None,
-        loader: DataLoader[Any],
         redrawn: Redrawn,
-    ) -> LookAhead:
-        """Draw the first index ahead, to go on where ``resume`` stands.
+    ) -> bool:
+        """Draw the first index ahead, to go on where ``resume`` stands. Return whether none is
+        left.
 
         A sampler seeds its order at the first draw. That has to happen here, while the generators
         are as the state says: the global one is restored right after.
         """
         is_before_order = redrawn.is_before_order(resume)
-        # With workers, indices are drawn ahead anyway.
-        own = () if self._num_workers else generators_of(loader)[1:]
-        before = [generator.get_state() for generator in own]
         if drawing is not None:  # its own state says where it stands, and nothing is drawn
             nothing_left = drawing.is_over
         else:
@@ -175,7 +169,7 @@ class EpochIterator(_BaseDataLoaderIter):
                 self._sampler_iter = itertools.chain((first,), self._sampler_iter)
         if is_before_order:
             redrawn.trainers = torch.get_rng_state()
-        return LookAhead(nothing_left, before)
+        return nothing_left
 
     def _worker_states(self, resume: ResumeState | None) -> list[WorkerState]:
         """Return how far each worker's iterable advances before its first batch; [] = map-style."""
@@ -192,21 +186,6 @@ class EpochIterator(_BaseDataLoaderIter):
                 "number must stay."
             )
         return list(resume.workers)
-
-    def _begin_sampler(self, loader: DataLoader[Any], begin: Callable[[Any], None]) -> None:
-        """Have torch begin an epoch, with ``iter(sampler)``; note on an error that it came from
-        there.
-        """
-        self.__dict__.pop("_sampler_iter", None)
-        try:
-            begin(loader)
-        except BaseException as error:
-            # torch's warnings, which may be errors, come before it, and the base seed after it.
-            if "_sampler_iter" in self.__dict__ or "_collate_fn" not in self.__dict__:
-                raise
-            name = type(loader._index_sampler).__name__
-            add_thread_note(error, f"in iter() of the sampler ({name})")
-            raise
 
 
 def _in_words(num_parts: int) -> str:

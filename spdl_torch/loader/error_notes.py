@@ -34,26 +34,6 @@ def is_users(error: BaseException) -> bool:
     return isinstance(error, Exception) and not is_of_handler(error)
 
 
-def copy_of(error: BaseException) -> BaseException:
-    """Return an exception of the same type, text, cause and notes that no frame refers to.
-
-    One that cannot be made becomes a RuntimeError with its type and text.
-    """
-    try:
-        copy = of_parts(type(error), error.args)
-        for name, value in attributes_of(error):
-            set_attribute(copy, name, value)
-        is_equal = text_of(copy) == text_of(error)
-    except Exception:  # of the exception's own methods
-        is_equal = False
-    if not is_equal:
-        copy = RuntimeError(text_of(error))
-    if notes := notes_of(error):
-        set_attribute(copy, "__notes__", notes)
-    set_attribute(copy, "__cause__", error.__cause__)
-    return copy
-
-
 def attributes_of(error: BaseException) -> Iterator[tuple[str, Any]]:
     """Yield the attributes: the instance's own, and the fields of built-in classes (errno)."""
     own = {**vars(error), **slots_of(error)}
@@ -172,7 +152,7 @@ def describe_batch(number: int, index: Any) -> str:
 
 
 class Reason:
-    """The reason for a failure: raised first as the user's own error, later as copies of it.
+    """The reason for a failure: raised first as the user's own error, later as its text.
 
     An error that was raised refers to the frames of the training loop, perhaps to its iterator: a
     worker thread that kept the error would keep itself alive.
@@ -180,10 +160,10 @@ class Reason:
 
     def __init__(self, error: BaseException) -> None:
         self._error: BaseException | None = error
-        self._copy = copy_of(error)
+        self._text = text_of(error)
 
     def __str__(self) -> str:
-        return text_of(self._copy)
+        return self._text
 
     @property
     def is_taken(self) -> bool:
@@ -191,13 +171,13 @@ class Reason:
         return self._error is None
 
     def converted(self, convert: Callable[[Any], Any]) -> Reason:
-        """Return the reason with its errors converted, to or from the form sent to a process."""
+        """Return the reason with its error converted, to or from the form sent to a process."""
         reason = Reason.__new__(Reason)
         reason._error = None if self._error is None else convert(self._error)
-        reason._copy = convert(self._copy)
+        reason._text = self._text
         return reason
 
     def taken(self) -> BaseException:
         """Return the error to raise."""
         error, self._error = self._error, None
-        return error or copy_of(self._copy)
+        return error or RuntimeError(self._text)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +23,11 @@ from torch.utils.data import IterableDataset
 from ..engine import channel
 from ..errors import PipelineFailure, PipelineStopped
 from .backends.backend import LoadSpec
-from .backends.jobs import NO_BATCHES, Dealing, Exhausted, Failed, Loaded, NoBatch
+from .backends.jobs import Dealing, Exhausted, Failed, Loaded, NoBatch
 from .checkpoint.epoch import Given, Told
 from .epoch_iterator import EpochIterator
 from .error_notes import add_thread_note, as_raised_in_loop, describe_batch
 from .fetching.batch_maker import BatchRecipe
-from .loader_state import WorkersStart
 from .opening import open_backend, open_device_stage, pinned
 from .sampling.sampler_chain import names_of, num_ranks
 from .user_warnings import warn
@@ -82,7 +80,6 @@ class LoaderIterator(EpochIterator):
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
-        self._start = loader._state.figures.start = WorkersStart()
         super().__init__(loader)
         self._has_workers = self._num_workers > 0
         # Attributes of a finished loader may be set to anything.
@@ -110,7 +107,6 @@ class LoaderIterator(EpochIterator):
         for finalizer in self._finalizers:
             finalizer.atexit = False  # at exit the thread groups stop the workers
         try:
-            self._start.have_begun()
             if loader._is_tuned:
                 from .auto_workers import LoaderTuner  # brings the measuring and deciding
 
@@ -282,11 +278,8 @@ class LoaderIterator(EpochIterator):
         self._backend.give(job)
         dealing: Any = self._dealing
         dealing.held = self._backend.take(0.0)  # no variable holds it, as in _next_result
-        kind = type(dealing.held)
-        if kind is Exhausted:
+        if type(dealing.held) is Exhausted:
             self._sampler_iter = iter(())
-        elif self._start.first_seconds is None and kind is not NoBatch:
-            self._start.had_first()
         return None
 
     def _keep(self, result: Result | Told | None) -> Told | None:
@@ -300,8 +293,6 @@ class LoaderIterator(EpochIterator):
             return self._lose(result.error)
         worker = self._order.worker_of(result.number)
         self._dealing.receive(worker, result, is_last=type(result) is Exhausted)
-        if self._start.first_seconds is None and type(result) not in NO_BATCHES:
-            self._start.had_first()
         if self._tuner is not None:
             self._tuner.after(getattr(result, "batch", None))
         if self._gil is not None:
@@ -382,19 +373,6 @@ class LoaderIterator(EpochIterator):
         else:
             is_end = type(result) is Exhausted
             self._order.handed_by(result.number, result.progress, is_end=is_end)
-
-    def ask_ended(self, workers: Sequence[int]) -> None:
-        """Ask these idle workers for the states of their datasets, after an epoch in which nobody
-        had asked for states.
-        """
-        for worker in workers:
-            # The iterable has ended: the worker only answers that, with its state.
-            self._give(self._order.ask(worker))
-        for _ in workers:
-            if (instead := self._hold()) is not None:
-                raise instead.error
-            result, self._dealing.held = self._dealing.held, None
-            self._note(result)
 
     def _lose(self, error: BaseException) -> Told:
         """End the epoch with an error, after which it is over; or as closed by another thread.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
@@ -51,39 +50,22 @@ class LoaderFigures:
         """The number of the loader in traces, the same for all its epochs."""
         self.stats: EpochStats | None = None
         """The statistics of the running epoch or, between epochs, of the last one."""
-        self.start: WorkersStart | None = None
-        """How the workers of the last epoch began that had new ones; None = none has."""
         self.cached_step: float | None = None
         """The seconds of a training step over cached batches, if ``headspace()`` measured it."""
         self.unpacking: Unpacking | None = None
         """How long batches of worker processes take to be unpacked; None = there were none."""
 
 
-class WorkersStart:
-    """How long an epoch with new workers takes to begin, from here on."""
-
-    def __init__(self) -> None:
-        self._began_seconds = perf_counter()
-        self.start_seconds = 0.0
-        """The time before the statistics of the epoch begin."""
-        self.first_seconds: float | None = None
-        """The time to the first batch; None = there is none yet."""
-
-    def have_begun(self) -> None:
-        """Note that the statistics of the epoch begin, and then its workers."""
-        self.start_seconds = perf_counter() - self._began_seconds
-
-    def had_first(self) -> None:
-        """Note that the first batch is here."""
-        self.first_seconds = perf_counter() - self._began_seconds
-
-
 _logger = logging.getLogger("spdl_torch.data")
 
 _OTHER_NUMBERS = (
-    'DataLoader.load_state_dict: with rng="worker" the rest of this epoch draws other random '
-    "numbers than it would have drawn: each worker has a stream of its own, which no state holds, "
-    'and begins a new one here. With rng="sample", the default, they would be the same.'
+    'DataLoader.load_state_dict: with rng="worker" the rest of this epoch draws the random numbers '
+    "of its beginning again: each worker has a stream of its own, which no state holds. With "
+    'rng="sample", the default, they would be those that it would have drawn.'
+)
+_OTHER_RANKS = (
+    "DataLoader.load_state_dict: made_by: {} rank(s) load here, {} when the state was saved. If "
+    "the iterable dataset divides itself among them, items are lost, or come twice."
 )
 
 _UNKNOWN_EPOCH = (
@@ -140,9 +122,6 @@ class LoaderPosition:
         if order is None:
             state = before_first_epoch(loader, generators)
         else:
-            unknown = order.unknown_ends()
-            if unknown and loader._iterator is not None:
-                loader._iterator.ask_ended(unknown)  # type: ignore[attr-defined]  # is ours
             state = order.state(generators, num_back=num_back)
             if state.finished:  # the next epoch is the one that set_epoch() has named since
                 state = replace(state, sampler_epoch=epoch_of(loader._index_sampler))
@@ -188,18 +167,6 @@ class LoaderPosition:
         self.to_resume = resume
         self.want()
 
-    def undo_look_ahead(self, loader: TorchDataLoader[Any]) -> None:
-        """Put the user's generators back to where the saved loop had them, for a trainer that
-        leaves the resumed epoch before its first batch.
-
-        Beginning within an epoch draws an index ahead. Without workers that loop had not asked for
-        it, and a sampler may draw from a generator for it, even to find that there is none.
-        """
-        if self.order is not None:
-            states = self.order.looked_ahead.before
-            for generator, state in zip(generators_of(loader)[1:], states, strict=False):
-                generator.set_state(state)
-
     def begin(self, loader: TorchDataLoader[Any]) -> ResumeState | None:
         """Return the state that the new iterator resumes, if any, and give the dataset its part."""
         resume = self.to_resume
@@ -227,14 +194,17 @@ class LoaderPosition:
             )
         if is_within and (loader.num_workers == 0 or loader.persistent_workers):
             check_no_passes_inside(loader.dataset, resume)
-        from .checkpoint.made_by import check_made_by, made_by, told_doubts
+        if is_within:
+            from .checkpoint.made_by import check_made_by, made_by
 
-        here = made_by(loader)
-        if doubts := check_made_by(resume, here):
-            warn(told_doubts("DataLoader", doubts))
-        by_worker = here["rng"] == resume.made_by.get("rng", "worker") == "worker"
-        if is_within and by_worker and loader.num_workers and resume.has_streams_anew:
-            warn(_OTHER_NUMBERS)
+            here = made_by(loader)
+            check_made_by(resume, here)
+            if resume.workers and here["ranks"] != resume.made_by["ranks"]:
+                warn(_OTHER_RANKS.format(here["ranks"], resume.made_by["ranks"]))
+            own: Any = loader
+            kept = [worker for worker in resume.workers if worker.state is not None]
+            if (resume.num_samples or kept) and own.rng == "worker" and own.num_workers:
+                warn(_OTHER_NUMBERS)
         return resume
 
 

@@ -10,7 +10,6 @@ becomes a KeyError, or the thread's end. (Met twice in 2,500, and 16 times in 60
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # not in typeshed: signal without its enums
-import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -19,11 +18,6 @@ from typing import Any
 
 from ..locks import in_forked_child
 from ..scopes import scope
-
-# The system's ids of the latest threads started here. One that has ended in Python may still be
-# among the system's threads for a moment, without a name.
-_latest: list[int | None] = []
-_MOST_LATEST = 256
 
 
 def start(*threads: threading.Thread) -> None:
@@ -48,8 +42,6 @@ def start(*threads: threading.Thread) -> None:
             for thread in begun:
                 if isinstance(started := getattr(thread, "_started", None), _Started):
                     threading.Event.wait(started)
-                _latest.append(thread.native_id)
-                del _latest[:-_MOST_LATEST]
 
 
 class _Started(threading.Event):
@@ -62,19 +54,6 @@ class _Started(threading.Event):
 def started_ns(thread: threading.Thread) -> int:
     """Return when a thread was started here; 0 = elsewhere."""
     return int(getattr(thread, "spdl_started_ns", 0))
-
-
-def num_other_threads() -> int:
-    """Return the number of this process's threads, the main one included, without this package's.
-
-    As Python counts for its warning about forks: the system's threads where it can, else Python's.
-    """
-    own = [each for each in threading.enumerate() if each.name.startswith("spdl-")]
-    try:
-        running = set(map(int, os.listdir("/proc/self/task")))
-    except OSError:
-        return threading.active_count() - len(own)
-    return len(running - {each.native_id for each in own} - set(_latest.copy()))
 
 
 @scope

@@ -78,13 +78,10 @@ def members(
     value: Any,
     *,
     most: int | None = None,
-    state_of: Callable[[Any], Any] = _own_state,
 ) -> Iterable[tuple[Step, Any]]:
     """Return what a value holds, with the step to each, in the order in which it keeps them.
 
-    most: the most entries of a container that is entered; a longer one holds data. state_of: the
-    function that returns the attributes of an object, as ``__getstate__`` does: by default Python's
-    own.
+    most: the most entries of a container that is entered; a longer one holds data.
     """
     if is_leaf(value):
         return ()
@@ -93,7 +90,7 @@ def members(
     if own_type is not None:
         size = own_type.__len__(value)
         held = _entries(value, own_type) if size and (most is None or size <= most) else ()
-        state = None if kind is own_type else state_of(value)
+        state = None if kind is own_type else _own_state(value)
         return chain(held, _attributes(state)) if state else held
     if isinstance(value, np.ndarray):
         return () if most is not None and value.size > most else _entries_of_array(value)
@@ -103,7 +100,7 @@ def members(
         return [("__self__", value.__self__), ("__func__", value.__func__)]
     if isinstance(value, functools.partial):
         return _of_partial(value)
-    return _attributes(state_of(value))
+    return _attributes(_own_state(value))
 
 
 def _python_type_of(kind: type) -> Any:

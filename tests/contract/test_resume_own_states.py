@@ -88,38 +88,32 @@ def test_plain_loading_asks_nobody_for_a_state(seat):
     assert Asked.num_asked == 0
 
 
-UNFIT = (
-    r"ForSomebodyElse\.state_dict\(num_samples_yielded, num_workers, batch_size\) cannot be "
-    r"called as state_dict\(\).*set state_dict = None"
-)
-
-
 @pytest.mark.parametrize(
     ("seat", "dataset", "match"),
     [
-        *((seat, ForSomebodyElse, UNFIT) for seat in SEATS),
+        *((seat, ForSomebodyElse, "missing 3 required positional") for seat in SEATS),
         *((seat, NotReady, "no cursor yet") for seat in SEATS),
         (FORKED, Uncopyable, "pickle|local object"),
     ],
     ids=str,
 )
 def test_error_of_a_state_is_an_error_of_state_dict(seat, dataset, match):
-    """Whenever one is asked for: that a method does not fit, and what to do; the user's own, with a
-    note. All batches come, then and afterwards."""
+    """Whenever one is asked for: first the user's own, with a note, then its text. All batches
+    come, then and afterwards."""
     loader = seat.loader(dataset(), 2)
     loader.state_dict()  # nothing of the dataset's is in it yet
     batches = iter(loader)
     received = [*next(batches), *next(batches)]
-    for _ in range(2):
+    for number in range(2):
         # Of what cannot be pickled by Python's version.
         kinds = (LookupError, AttributeError, TypeError, RuntimeError, pickle.PicklingError)
         with pytest.raises(kinds, match=match) as caught:
             loader.state_dict()
+        if dataset is NotReady and not number:
+            assert type(caught.value) is LookupError
+            assert "in NotReady.state_dict(), asked by a loader's" in caught.value.__notes__[0]
     received += [index for batch in batches for index in batch]
     assert sorted(received) == list(range(12))
-    if dataset is NotReady:
-        assert type(caught.value) is LookupError
-        assert "in NotReady.state_dict(), asked by a loader's" in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize("what", ["dataset", "sampler"])
@@ -128,7 +122,7 @@ def test_error_of_a_map_style_state_is_an_error_of_state_dict(what):
     for part, error in ((OnlyFor(), TypeError), (Broken(), LookupError)):
         loader = DataLoader(**{"dataset": range(12), what: part}, batch_size=4)
         next(iter(loader))
-        with pytest.raises(error, match=r"cannot be called|missing 1|no cursor"):
+        with pytest.raises(error, match=r"missing 1|no cursor"):
             loader.state_dict()
 
 
@@ -179,12 +173,6 @@ def test_source_of_a_pipeline_is_asked_when_somebody_wants_a_state():
     assert list(make()) == list(make(misfit=True)) == list(range(12))
     assert Asked.num_asked == 0
     assert_resume_exact(make)
-    misfit = make(misfit=True)
-    iterator = iter(misfit)
-    next(iterator)
-    with pytest.raises(TypeError, match=r"Source\.state_dict\(num_samples\) cannot be called"):
-        misfit.state_dict()
-    iterator.close()
 
 
 def test_dear_state_is_asked_for_now_and_then(monkeypatch):

@@ -147,22 +147,20 @@ def test_error_has_the_childs_traceback_as_a_note(backends):
 
 
 @pytest.mark.parametrize(
-    ("dataset", "path"),
+    "options",
     [
-        (Holder(transform=[int, Holder(fn=lambda x: x)]), r"dataset\.transform\[1\]\.fn .*<lam"),
-        (Holder(tables={"a": (x for x in ())}), r"dataset\.tables\['a'\] .*<generator"),
-        (Subset(Holder(file=io.FileIO(os.devnull)), [0]), r"dataset\.dataset\.file .*FileIO"),
+        {"dataset": Holder(transform=[int, Holder(fn=lambda x: x)])},
+        {"dataset": Subset(Holder(file=io.FileIO(os.devnull)), [0])},
+        {"dataset": Images(), "worker_init_fn": lambda _: None},
     ],
 )
-def test_unpicklable_part_is_named(dataset, path):
-    """By the way to it, and what to do; no process is left, and none was started. A forked one
-    needs no pickle."""
-    with pytest.raises(pickle.PicklingError, match=rf"{path}.*\"fork\".*neither pickles anything"):
-        iter(served(dataset))
-    assert len(list(isolated(dataset))) == len(dataset)
-    for name in ("collate_fn", "worker_init_fn"):
-        with pytest.raises(pickle.PicklingError, match=f"but {name} cannot be pickled"):
-            iter(served(Images(), **{name: lambda _: None}))
+def test_unpicklable_part_is_an_error(options):
+    """Pickle's own, which names it, with what to do; no process is left, and none was started. A
+    forked one needs no pickle."""
+    with pytest.raises((AttributeError, TypeError, pickle.PicklingError)) as raised:
+        iter(served(**options))
+    assert raised.value.__notes__[-1].endswith("neither pickles anything.")
+    assert len(list(isolated(**options))) == len(options["dataset"])
 
 
 def test_dataset_that_the_child_cannot_open_is_an_error():
@@ -337,14 +335,12 @@ def test_values_come_as_from_torchs_workers(tmp_path):
 
 
 def test_what_is_one_in_the_trainers_dataset_is_one_in_the_workers():
-    """Objects; and the memory of tensors, where it is large, as with torch."""
+    """As with torch."""
     array, tensor = np.zeros(MIB), torch.zeros(MIB // 2)
-    dataset = Contents(
-        *(array, array, tensor, tensor, tensor[1:], tensor.reshape(2, -1).t(), torch.ones(3))
-    )
+    dataset = Contents(array, array, tensor, tensor, torch.ones(3))
     (ours,), (theirs,) = (
         list(make(dataset, None, num_workers=1, multiprocessing_context="forkserver"))
         for make in (isolated, torch_loader)
     )
     assert ours == theirs
-    assert ours == [[0, 1], [2, 3], [2, 4], [2, 5], [3, 4], [3, 5], [4, 5]]
+    assert ours == [[0, 1], [2, 3]]

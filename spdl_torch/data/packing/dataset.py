@@ -15,7 +15,6 @@ from ...loader.error_notes import add_thread_note
 from ...loader.fetching.samples import takes_batches
 from ...loader.rng.streams import borrowers_in
 from ...loader.sampling.distributed_sampler import DistributedSampler
-from ...loader.state_fields import is_whole_number
 from ..mixing.mixture import Mixture
 from .collate import Document, PackCollate
 from .rule import Piece, Pieces, Rule, sizes_of, volumes_of
@@ -278,14 +277,6 @@ class GroupSampler(DistributedSampler):
     ) -> None:
         self._plan = grouped.plan()
         super().__init__(grouped, num_replicas, rank, shuffle=False, tail=tail)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume a state in the next pass, with any number of ranks. Raises: ValueError: it does
-        not fit.
-        """
-        if isinstance(state_dict, dict) and is_whole_number(state_dict.get("epoch")):
-            self.set_epoch(state_dict["epoch"])  # the length to compare with is this epoch's
-        super().load_state_dict(state_dict)
 
     def __iter__(self) -> Iterator[Any]:
         return map(self._plan.groups(self.epoch).entries, super().__iter__())

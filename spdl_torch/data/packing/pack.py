@@ -16,7 +16,7 @@ from ...checks import check_whole, whole
 from ...loader.checkpoint.source_behind import source_behind
 from ...loader.checkpoint.user_state import ended_early
 from ...loader.sampling.parts import OwnRank, Shard, worker_shard
-from ...loader.state_fields import NUMBER, check_fields, check_version
+from ...loader.state_fields import check_fields, check_version
 from ..dataset import PipelineDataset
 from ..sources._stream import as_source, is_map_style
 from .collate import Document, PackCollate, pad_collate
@@ -265,7 +265,7 @@ class _GroupedItems(Iterator[Any]):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go to the position of a state, before the first group. Raises: ValueError."""
         check_version(state_dict, _VERSION, "the stream's iterator")
-        check_fields(state_dict, _FIELDS, _FIELDS, "grouped stream")
+        check_fields(state_dict, _FIELDS, "grouped stream")
         if state_dict["num_ranks"] != self._ranks.count and self._workers.count > 1:
             raise ValueError(
                 f"load_state_dict: the state of the grouped stream is of {state_dict['num_ranks']} "
@@ -302,4 +302,4 @@ class _GroupedItems(Iterator[Any]):
             raise ended_early("next_group", self._stream, number, begun.next_group)
 
 
-_FIELDS = dict.fromkeys(("version", "epoch", "num_ranks", *_Restart._fields), NUMBER)
+_FIELDS = ("version", "epoch", "num_ranks", *_Restart._fields)

@@ -12,7 +12,6 @@ it starts and ends, and handles errors, log lines, forks and Ctrl-C. This file a
 from __future__ import annotations
 
 import multiprocessing
-import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,15 +22,12 @@ import torch
 from ...checks import check_whole
 from ...engine.definition import BuildOptions
 from ...errors import PipelineStopped, UnsupportedOptionError
-from ...loader.backends.processes.dataset_pickle import find_unpicklable
-from ...loader.backends.processes.process import server_is_anothers
 from ...loader.dataloader import DataLoader
 from ...loader.error_notes import is_of_handler
 from ...locks import RLock
 from ...objects.generator_states import GeneratorStates
 from ...observe.verdict.report import make_report
 from ...pipeline.builder import PipelineBuilder
-from ...shown_text import short_repr
 from .items import Passes, Sent, SubprocessItems
 
 if TYPE_CHECKING:
@@ -99,7 +95,6 @@ def run_pipeline_in_subprocess(
     return SubprocessIterable(
         "run_pipeline_in_subprocess",
         partial(Passes, config, options),
-        parts={"config": config, **vars(options)},
         is_continuous=config.src.continuous,
         buffer_size=buffer_size,
         initializer=initializer,
@@ -135,7 +130,6 @@ def iterate_in_subprocess(
     return SubprocessIterable(
         "iterate_in_subprocess",
         fn,
-        parts={"fn": fn},
         is_continuous=False,
         buffer_size=buffer_size,
         initializer=initializer,
@@ -159,7 +153,6 @@ class SubprocessIterable(Generic[T]):
         name: str,
         make: Callable[[], Iterable[T]],
         *,
-        parts: dict[str, Any],
         is_continuous: bool,
         buffer_size: int,
         initializer: Initializer | Sequence[Initializer] | None,
@@ -171,8 +164,6 @@ class SubprocessIterable(Generic[T]):
             raise ValueError(f"{name}: timeout must be > 0 seconds or None, got {timeout}.")
         _check_context(name, mp_context)
         self._name = name
-        # The parts that are sent, by argument name.
-        self._parts = {**parts, "initializer": initializer}
         self._is_continuous = is_continuous
         initializers = [initializer] if callable(initializer) else list(initializer or ())
         self._loader: DataLoader[Any] = DataLoader(
@@ -239,11 +230,6 @@ class SubprocessIterable(Generic[T]):
     def _begin(self) -> Iterator[Sent]:
         try:
             return iter(self._loader)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            named = _unpicklable(self._name, self._parts)
-            if named is None:
-                raise
-            raise named from error
         except RuntimeError as error:
             self._raise_renamed(error)
 
@@ -286,19 +272,6 @@ def _as_it_is(item: Any) -> Any:
     return item
 
 
-def _unpicklable(name: str, parts: dict[str, Any]) -> pickle.PicklingError | None:
-    for part, value in parts.items():
-        found = find_unpicklable(value, part)
-        if found is not None:
-            return pickle.PicklingError(
-                f"{name}: what runs in the child process is sent there, but {found[0]} cannot be "
-                f"pickled: {short_repr(found[1], 120)}. Define functions and classes at the top "
-                "level of a module, open files and connections on first use, and leave executor= "
-                "out: concurrency=N gives a stage N threads."
-            )
-    return None
-
-
 def _start_method() -> str:
     """Return the start method where none is given: the program's own, else the fastest safe one.
 
@@ -309,7 +282,7 @@ def _start_method() -> str:
     if chosen in ("spawn", "forkserver"):
         return chosen
     is_served = "forkserver" in multiprocessing.get_all_start_methods()
-    return "spawn" if not is_served or server_is_anothers() else "forkserver"
+    return "forkserver" if is_served else "spawn"
 
 
 def _check_context(name: str, context: Any) -> None:

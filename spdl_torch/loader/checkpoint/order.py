@@ -10,14 +10,14 @@ from ...handlers import unless_of_handler
 from ..error_notes import add_thread_note
 from ..sampling.sampler_chain import epoch_of, names_of, unshared
 from .epoch import NUM_LAST, Given, HandedOut, SamplerState, Told, checksum_of, last_of
-from .resume_state import encoded, packed_index
+from .resume_state import encoded
 from .user_state import WorkerState
 
 if TYPE_CHECKING:
     import torch
 
     from .drawing import Drawing
-    from .epoch import EpochStart, LastIndices, LookAhead
+    from .epoch import EpochStart, LastIndices
     from .saved_state import ResumeState
     from .user_state import OwnState
 
@@ -33,7 +33,8 @@ class Order:
         start: what the epoch began with.
         so_far: what the loop has had of it before this iterator's first batch.
         drawing: the indices of a sampler that keeps its own state; None = it keeps none.
-        looked_ahead: see ``LookAhead``.
+        nothing_left: whether the epoch began after its last batch: the saved loop had not seen the
+            end.
         is_wanted: whether states are wanted: those of iterables are taken after every batch. An
             iterable without a state counts its items, and resuming makes them again.
     """
@@ -45,11 +46,11 @@ class Order:
         *,
         drawing: Drawing | None,
         sampler_epoch: int | None,
-        looked_ahead: LookAhead,
+        nothing_left: bool,
         is_wanted: bool,
     ) -> None:
         self.start = start
-        self.looked_ahead = looked_ahead
+        self.nothing_left = nothing_left
         self.drawing = drawing
         self.sampler_epoch = sampler_epoch
         self.is_wanted = is_wanted
@@ -118,12 +119,6 @@ class Order:
         except unless_of_handler(Exception) as error:
             return Told(error)
 
-    def ask(self, worker: int) -> Given:
-        """Return a job to which a worker whose iterable has ended only answers with its state."""
-        self._drawn[self.num_jobs] = self._samples_drawn, None, worker
-        self.num_jobs = 1 + (job := self.num_jobs)
-        return Given(job, [None], 0, True, worker)
-
     def _batch_of(self, job: int) -> int:
         """Return the number of a job's batch where the two differ."""
         for number in sorted(self._had):
@@ -174,17 +169,6 @@ class Order:
         now, before, before_two = self._so_far
         self._so_far = now._replace(workers=_with(now.workers, worker, state)), before, before_two
 
-    def unknown_ends(self) -> list[int]:
-        """Return the workers whose dataset outlives this finished epoch with a state that nobody
-        has asked for."""
-        if not (self.finished and self.start.keeps_datasets):
-            return []
-        return [
-            number
-            for number, worker in enumerate(self.workers)
-            if worker.keeper == "dataset" and worker.state is None and worker.failure is None
-        ]
-
     @property
     def given(self) -> tuple[int, int] | None:
         """The sampler's epoch, and how many of its samples the trainer has had on all ranks; None =
@@ -197,11 +181,18 @@ class Order:
 
     @property
     def is_vague(self) -> bool:
-        """Whether a later epoch has just begun on lasting datasets whose states are unknown."""
-        has_begun_alike = self.own is not None or self.start.base.num_epochs == 0 or self.finished
-        return not has_begun_alike and any(
-            each.keeper == "dataset" and each.state is None and not each.num_items
-            for each in self.workers
+        """Whether a later epoch has just begun, or one has ended, on lasting datasets whose states
+        are unknown."""
+        lasts = self.start.keeps_datasets if self.finished else self.start.base.num_epochs > 0
+        return (
+            lasts
+            and self.own is None
+            and any(
+                each.keeper == "dataset"
+                and each.state is None
+                and (self.finished or not each.num_items)
+                for each in self.workers
+            )
         )
 
     @property
@@ -260,8 +251,7 @@ class Order:
             return SamplerState()
         sampler = self.drawing.now()
         drawn = (index for each, (_, index, _) in self._drawn.items() if each >= number)
-        pending = tuple(map(packed_index, (*drawn, *sampler.pending)))
-        return sampler._replace(pending=pending)
+        return sampler._replace(pending=(*drawn, *sampler.pending))
 
     def _last_before(self, number: int) -> LastIndices:
         """Return the last indices before batch ``number``; () if they say nothing."""

@@ -17,17 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...engine.ops import OpKind
 from ..sampling.parts import undivided
-from ..state_fields import (
-    ANYTHING,
-    AT_LEAST_ONE,
-    DICT,
-    FLAG,
-    NUMBER,
-    OPTIONAL_NUMBER,
-    checked_values,
-    saved,
-)
-from .made_by import PIPELINE_FIELDS
+from ..state_fields import checked_values
 from .source_behind import Watched, source_behind
 from .user_state import WorkerState, ended_early, give_state, keeps_state, state_of
 
@@ -36,7 +26,7 @@ if TYPE_CHECKING:
     from ...pipeline.pipeline import Pipeline
 
 
-_VERSION = 3
+_VERSION = 4
 
 _ONE_FOR_ONE = (OpKind.FUNCTION, OpKind.ASYNC_FUNCTION)
 
@@ -45,31 +35,25 @@ _ONE_FOR_ONE = (OpKind.FUNCTION, OpKind.ASYNC_FUNCTION)
 class PassState:
     """The checked contents of a state: its fields are those of the state."""
 
-    epoch: int = saved(NUMBER)
-    finished: bool = saved(FLAG)
+    epoch: int
+    finished: bool
     """Whether the loop saw the end: the next pass then starts from the beginning."""
-    begun: bool = saved(FLAG, default=True)
+    begun: bool = True
     """Whether a pass has ever begun."""
-    num_items: int = saved(NUMBER, default=0)
+    num_items: int = 0
     """The number of items handed out on this rank."""
-    num_source: int | None = saved(OPTIONAL_NUMBER, default=None)
+    num_source: int | None = None
     """The number of items of this rank's part of the source in those; None = unknown."""
-    world: int = saved(AT_LEAST_ONE, default=1)
-    source: Any = saved(ANYTHING, default=None)
+    world: int = 1
+    source: Any = None
     """The source's own state, if it keeps one and was asked."""
-    num_after: int = saved(NUMBER, default=0)
+    num_after: int = 0
     """The number of source items since ``source`` was taken."""
-    made_by: dict[str, Any] = saved(DICT, default_factory=dict)
-    """The source and stages that the state is of; {} = not known."""
 
     @classmethod
     def checked(cls, state: Mapping[str, Any]) -> PassState:
         """Check a state. Raises: ValueError: not a dataset's state, or of another format."""
-        owner = "PipelineDataset"
-        resume = cls(**checked_values(cls, state, _VERSION, owner, PIPELINE_FIELDS))
-        if resume.num_after > (resume.num_source or 0):
-            raise ValueError("load_state_dict: num_after must be at most num_source.")
-        return resume
+        return cls(**checked_values(cls, state, _VERSION, "PipelineDataset"))
 
     def as_dict(self) -> dict[str, Any]:
         """Return the state as numbers alone, apart from the source's own state."""

@@ -23,7 +23,6 @@ from ...scopes import scope
 from ..rng.patches import drawn_from
 from ..sampling.sampler_chain import (
     epoch_of,
-    keeper_of_unknown_epoch,
     names_of,
     nested_samplers,
     num_ranks,
@@ -128,18 +127,9 @@ def left_for_another(loader: Any, resume: ResumeState) -> ResumeState:
     """Return the state to use after ``set_epoch`` has named another epoch than that of ``resume``:
     the named epoch begins as it would have after a ``break``.
     """
-    generators = list(resume.generators)
-    if resume.drew_base_seed and loader.generator is not None and len(generators) > 1:
-        # Samplers with set_epoch draw from the epoch's number, so the epoch drew its base seed
-        # alone from this generator: repeat that draw.
-        own = torch.Generator()
-        _set_states([own], (generators[1],))
-        drawn_base_seed(own)
-        generators[1] = encoded(own.get_state())
     return replace(
         resume,
         finished=True,
-        generators=tuple(generators),
         **resume.base.following(is_new=not loader.persistent_workers)._asdict(),
         **SamplerState()._asdict(),
         workers=(),
@@ -178,8 +168,7 @@ def drawing_of(
     draw = partial(Drawing, sampler, indices, partial(iter, index_sampler))
     if resume is None or resume.finished or resume.sampler is None:
         return draw(length_of(index_sampler))
-    pending = map(_unpacked, resume.pending)
-    return draw(resume.sampler_left, pending=pending, restored=resume.sampler)
+    return draw(resume.sampler_left, pending=resume.pending, restored=resume.sampler)
 
 
 def skipped(
@@ -191,10 +180,6 @@ def skipped(
     Raises: ValueError: the state's position is not between two batches here, or the sampler gives
         other indices before it.
     """
-    if start.in_batches and not all(map(_is_packed_batch, resume.pending)):
-        raise ValueError(
-            "load_state_dict: pending must be a list of batches, a list of indices each."
-        )
     samplers, tells_order = list(nested_samplers(start.sampler)), start.last is not None
     if resume.sampler is not None or any(hasattr(s, "start_at") for s in samplers):
         return start._replace(first=resume.num_samples, last=() if tells_order else None), 0
@@ -239,23 +224,15 @@ def tell_order(index_sampler: Any) -> bool:
 
 def _other_order(samplers: list[Any]) -> ValueError:
     """Return the error where a sampler does not give the indices that it gave."""
-    names = names_of(samplers[0])
-    keeper = keeper_of_unknown_epoch(samplers[0])
-    if keeper is not None:
-        return ValueError(
-            f"load_state_dict: sampler_epoch: the sampler ({names}) gives other indices than it "
-            "gave before this position. It is probably in another epoch: the state lacks the "
-            f"number, since {type(keeper).__name__} does not keep what its set_epoch() is given in "
-            "an attribute named epoch. Call set_epoch() with that number between load_state_dict() "
-            "and iter(), and set self.epoch in set_epoch(), so that states have it."
-        )
     return ValueError(
-        f"load_state_dict: order: the sampler ({names}) gives other indices than it gave before "
-        "this position. In another order samples would be lost, or come twice. If nothing else was "
-        "changed, it draws from what no state has, such as random, numpy or a generator that it "
-        "makes: let it seed that by the number given to set_epoch(), draw from a torch.Generator "
-        "that is its attribute generator, or have state_dict() and load_state_dict(state). Or "
-        "another thread drew from torch's global generator when that epoch began: pass generator=."
+        f"load_state_dict: order: the sampler ({names_of(samplers[0])}) gives other indices than "
+        "it gave before this position. In another order samples would be lost, or come twice. If "
+        "nothing else was changed, it is in another epoch: call its set_epoch() between "
+        "load_state_dict() and iter(); or it draws from what no state has, such as random, numpy "
+        "or a generator that it makes: let it seed that by the number given to set_epoch(), draw "
+        "from a torch.Generator that is its attribute generator, or have state_dict() and "
+        "load_state_dict(state). Or another thread drew from torch's global generator when that "
+        "epoch began: pass generator=."
     )
 
 
@@ -294,43 +271,3 @@ def _set_states(generators: list[torch.Generator], states: tuple[str, ...]) -> N
             raise ValueError(
                 f"load_state_dict: generators[{number}] is not a generator's state here: {error}."
             ) from error
-
-
-# Indices in a form that survives JSON: a tuple would come back as a list, which is another index.
-
-
-def packed_index(index: Any) -> Any:
-    """Return an index in a state's form; a value of a type other than list, tuple, slice or dict
-    stays as it is."""
-    if isinstance(index, list):
-        return [packed_index(each) for each in index]
-    if isinstance(index, tuple):
-        return {"tuple": [packed_index(each) for each in index]}
-    if isinstance(index, slice):
-        return {"slice": [index.start, index.stop, index.step]}
-    if isinstance(index, dict):
-        return {"dict": [[packed_index(k), packed_index(v)] for k, v in index.items()]}
-    return index
-
-
-def _is_packed_batch(packed: Any) -> bool:
-    """Return whether this can be a packed index of a batch sampler."""
-    return not (packed is None or isinstance(packed, str | bytes | int | float))
-
-
-def _unpacked(packed: Any) -> Any:
-    if isinstance(packed, list | tuple):
-        return [_unpacked(each) for each in packed]
-    if not isinstance(packed, dict):
-        return packed
-    try:
-        ((kind, content),) = packed.items()
-        if kind == "dict":
-            return {_unpacked(key): _unpacked(value) for key, value in content}
-        if kind == "tuple":
-            return tuple(map(_unpacked, content))
-        return {"slice": slice}[kind](*content)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"load_state_dict: pending holds {packed!r:.100}, which is not a saved index."
-        ) from error

@@ -10,7 +10,7 @@ that they keep using.
 
 from __future__ import annotations
 
-import inspect
+import copy
 import logging
 import sys
 from time import perf_counter_ns
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 from torch.utils.data import get_worker_info
 
 from ...handlers import unless_of_handler
-from ...objects.copies import deep_copy
 from ...objects.datasets import all_datasets
 from ..error_notes import Reason, add_thread_note
 
@@ -38,43 +37,11 @@ def keeps_state(each: Any) -> bool:
     return all(callable(_attribute(each, name)) for name in ("state_dict", "load_state_dict"))
 
 
-def check_protocol(each: Any) -> TypeError | None:
-    """Return an error if the object's methods cannot be called as ``state_dict()`` and
-    ``load_state_dict(state)``. The object has both; neither is called.
-    """
-    for name, arguments in (("state_dict", ()), ("load_state_dict", ({},))):
-        try:
-            signature = inspect.signature(_attribute(each, name))
-        except unless_of_handler(TypeError, ValueError):
-            continue  # perhaps written in C: a call will show
-        try:
-            signature.bind(*arguments)
-        except TypeError:
-            kind = type(each).__name__
-            wanted = "state_dict()" if name == "state_dict" else "load_state_dict(state)"
-            return TypeError(
-                f"state_dict: {kind}.{name}{signature} cannot be called as {wanted}. "
-                "Give the other arguments defaults; or, if it is not meant for a loader, set "
-                f"state_dict = None on the {kind}, and its items are counted instead."
-            )
-    return None
-
-
 def state_of(each: Any) -> Any:
-    """Return a copy of the object's state.
-
-    Raises: TypeError: its methods take other arguments; what ``state_dict()`` or copying its
-        result raises.
-    """
-    misfit = check_protocol(each)
-    if misfit is not None:
-        raise misfit
-    return _taken(each)
-
-
-def _taken(each: Any) -> Any:
+    """Return a copy of the object's state. Raises: what ``state_dict()`` or copying its result
+    raises."""
     try:
-        return deep_copy(each.state_dict())
+        return copy.deepcopy(each.state_dict())
     except BaseException as error:
         add_thread_note(error, f"in {type(each).__name__}.state_dict(), asked by a loader's")
         raise
@@ -86,13 +53,13 @@ def give_state(each: Any, state: Any, field: str) -> None:
     Raises: ValueError: the object has no suitable method; what its method raises, with a note.
     """
     kind = type(each).__name__
-    if not keeps_state(each) or check_protocol(each) is not None:
+    if not keeps_state(each):
         raise ValueError(
             f"load_state_dict: {field} holds the state of an object that keeps one, but {kind} has "
             "no load_state_dict(state). Load it into a loader that is made as it was then."
         )
     try:
-        each.load_state_dict(deep_copy(state))
+        each.load_state_dict(copy.deepcopy(state))
     except BaseException as error:
         add_thread_note(error, f"load_state_dict: {field} is not taken by {kind}.load_state_dict")
         raise
@@ -149,9 +116,7 @@ class OwnState:
             self._keeper, self._owner = "iterator", iterator
         elif keeps_state(dataset):
             self._keeper, self._owner = "dataset", dataset
-        misfit = None if self._owner is None else check_protocol(self._owner)
-        self._can_ask = self._owner is not None and misfit is None
-        self._failure = None if misfit is None else Reason(misfit)
+        self._failure: Reason | None = None
         self._state = begun_from.state  # the last one; None = none was taken
         self._is_datasets = begun_from.of_dataset  # whether that outlives an epoch
         self._num_items = begun_from.num_items - begun_from.num_after  # items before it
@@ -168,10 +133,10 @@ class OwnState:
         begun_ns, outer = perf_counter_ns(), sys.exception()
         is_dear = self._cost_ns > _CHEAP_NS
         is_recent = begun_ns - self._asked_ns < _MOST_SHARE * self._cost_ns
-        if not self._can_ask or (is_dear and is_recent and not (ended or now)):
+        if self._owner is None or (is_dear and is_recent and not (ended or now)):
             return
         try:
-            self._state, self._num_items, self._failure = _taken(self._owner), num_items, None
+            self._state, self._num_items, self._failure = state_of(self._owner), num_items, None
             self._is_datasets = self._keeper == "dataset"
         except BaseException as error:
             if not isinstance(error, Exception) and get_worker_info() is None:
@@ -188,7 +153,7 @@ class OwnState:
     def warn_of_lost(self, num_handed: int) -> None:
         """Log that the state, just taken, has passed items that nobody has had: those of a batch
         that Ctrl-C has cut off, or that is under way. The iterable alone knows where it stands."""
-        if self._can_ask and (num_lost := self.num_drawn - num_handed) > 0:
+        if self._owner is not None and (num_lost := self.num_drawn - num_handed) > 0:
             _logger.warning(
                 "state_dict: the loop has not had the last batch (Ctrl-C? a handler?), and %s, "
                 "which keeps a state of its own, is past its items, %d at most: they do not come "

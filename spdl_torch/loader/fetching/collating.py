@@ -16,7 +16,6 @@ import torch
 from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import (
     collate as torch_collate,
-    collate_numpy_array_fn,
     collate_tensor_fn,
     default_collate_fn_map,
 )
@@ -76,7 +75,6 @@ def collate_into(memory: Memory) -> Callable[[Any], Any]:
     functions: dict[Any, Callable[..., Any]] = {
         **_TORCHS_TYPES,
         torch.Tensor: partial(_stack, memory),
-        np.ndarray: _collate_arrays,
     }
     return partial(_collate, functions)
 
@@ -122,25 +120,6 @@ def _lie_side_by_side(batch: Any) -> bool:
         each.shape == shape and each.is_contiguous() and each.data_ptr() == start + k * num_bytes
         for k, each in enumerate(batch)
     )
-
-
-def _collate_arrays(batch: Any, *, collate_fn_map: Any = None) -> Any:
-    """Collate arrays as torch does, read-only ones included. What is beside the first array may be
-    anything that torch makes a tensor of: a list, a number, a tensor."""
-    return collate_numpy_array_fn(
-        [_writable(each) for each in batch], collate_fn_map=collate_fn_map
-    )
-
-
-def _writable(value: Any) -> Any:
-    """Return a view of an array that can be written, where numpy allows that; others unchanged."""
-    if isinstance(value, np.ndarray) and not value.flags.writeable:
-        try:
-            value = value.view()
-            value.flags.writeable = True
-        except ValueError:  # its memory is not ours to write
-            pass
-    return value
 
 
 _MOST_SAMPLES, _MOST_PARTS, _MOST_DEEP = 4096, 64, 4

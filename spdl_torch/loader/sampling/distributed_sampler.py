@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sized
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DistributedSampler as TorchDistributedSampler, Sampler
 
 from ...checks import check_whole
-from ..state_fields import FLAG, NUMBER, Field, check_fields
 from .parts import OwnRank, Shard, check_tail
 
 if TYPE_CHECKING:
     from .parts import Tail
 
-_VERSION = 1  # of the state
-_STATE_FIELDS = {
-    "version": NUMBER,
-    "epoch": NUMBER,
-    "seed": Field("a whole number", lambda value: type(value) is int),
-    "shuffle": FLAG,
-    "length": NUMBER,
-    "num_consumed": NUMBER,
-}
 _CHUNK = 4096  # indices that become Python ints at once
 
 
@@ -82,7 +71,6 @@ class DistributedSampler(TorchDistributedSampler[int]):
         self.epoch = 0
         self._own_rank = OwnRank("DistributedSampler", num_replicas, rank)
         self._start = 0
-        self._pass: _Pass | None = None
 
     @property
     def num_replicas(self) -> int:  # type: ignore[override]  # attributes in torch
@@ -129,18 +117,17 @@ class DistributedSampler(TorchDistributedSampler[int]):
     def __iter__(self) -> Iterator[int]:
         shard = self._shard()
         numbers = self._numbers(self._start, shard)
-        current = _Pass(self.epoch, self._start, len(numbers), shard.count)
-        return self._walk(current, _Indices(numbers, self._length(), self._permutation))
+        return self._walk(_Indices(numbers, self._length(), self._permutation))
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the passes that begin from now on; a running one keeps its own.
 
-        A start in the middle (``start_at``, ``load_state_dict``) belongs to its epoch: naming that
-        one again keeps it, naming another begins at the beginning.
+        A start in the middle (``start_at``) belongs to its epoch: naming that one again keeps it,
+        naming another begins at the beginning.
         """
         check_whole("DistributedSampler", epoch=epoch, least=0)
         if epoch != self.epoch:
-            self.epoch, self._start, self._pass = epoch, 0, None
+            self.epoch, self._start = epoch, 0
 
     def start_at(self, num_consumed: int) -> None:
         """Start the next pass after ``num_consumed`` samples of this epoch, on all ranks together,
@@ -155,56 +142,7 @@ class DistributedSampler(TorchDistributedSampler[int]):
                 f"DistributedSampler: num_consumed must be between 0 and {length}, the length of "
                 f"the dataset, got {num_consumed}."
             )
-        num_consumed = min(num_consumed, length)
-        self._start, self._pass = num_consumed, None
-
-    def state_dict(self, num_samples: int | None = None) -> dict[str, Any]:
-        """Return a state of the running pass: numbers alone, the same on every rank.
-
-        num_samples: the number of samples of the pass used on this rank. None = those taken from
-            this sampler, which are more if a loader prefetches.
-        """
-        current = self._pass
-        if current is None:
-            epoch, num_consumed = self.epoch, self._start
-        else:
-            taken = current.num_taken if num_samples is None else num_samples
-            epoch, num_consumed = current.epoch, current.start + taken * current.world
-            # No rank gets the samples left over at the end, so they count as consumed.
-            if taken >= current.length or num_consumed > self._length():
-                num_consumed = self._length()
-        return {
-            "version": _VERSION,
-            "epoch": epoch,
-            "seed": self.seed,
-            "shuffle": self.shuffle,
-            "length": self._length(),
-            "num_consumed": num_consumed,
-        }
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume a state in the next pass, with any number of ranks.
-
-        The state's seed is taken over. Raises: ValueError: the state has another version, another
-        length of the dataset, or another ``shuffle``.
-        """
-        if not isinstance(state_dict, dict):
-            raise ValueError(
-                "DistributedSampler: expected what state_dict() returned, got "
-                f"{type(state_dict).__name__}."
-            )
-        here = {"version": _VERSION, "length": self._length(), "shuffle": self.shuffle}
-        for name, value in here.items():
-            if state_dict.get(name) != value:
-                raise ValueError(
-                    f"DistributedSampler: the state must have {name} {value!r}, as here, got "
-                    f"{state_dict.get(name)!r}. Its position means nothing in another order; begin "
-                    "the epoch anew."
-                )
-        check_fields(state_dict, _STATE_FIELDS, _STATE_FIELDS, "DistributedSampler")
-        self.seed = state_dict["seed"]
-        self.epoch = state_dict["epoch"]
-        self.start_at(state_dict["num_consumed"])
+        self._start = min(num_consumed, length)
 
     def _length(self) -> int:
         """Return the number of samples that all ranks share in the epoch that is set."""
@@ -228,26 +166,11 @@ class DistributedSampler(TorchDistributedSampler[int]):
         dtype = torch.int32 if length < 1 << 31 else torch.int64
         return torch.randperm(length, generator=generator, dtype=dtype, device="cpu")
 
-    def _walk(self, current: _Pass, indices: _Indices) -> Iterator[int]:
+    def _walk(self, indices: _Indices) -> Iterator[int]:
         # The pass begins at the first index, not at iter(), which Lightning and loaders also call
         # without iterating.
-        self._start, self._pass = 0, current
-        for index in indices:
-            current.num_taken += 1
-            yield index
-
-
-@dataclass(slots=True)
-class _Pass:
-    """The progress of one iteration over a sampler."""
-
-    epoch: int
-    start: int
-    """The place in the epoch's order where all ranks began."""
-    length: int
-    """The number of this rank's samples from there on."""
-    world: int
-    num_taken: int = 0
+        self._start = 0
+        yield from indices
 
 
 class _Indices:

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 _POOLED = ("fetch", "collate")
 
-_VISIBLE_START = 0.05
-"""The share of an epoch from which the start of its workers is worth a remark."""
 
 _SHORT_SAMPLE_SECONDS = 50e-6
 _ENOUGH_SAMPLES = 1_000
@@ -155,25 +153,4 @@ def _remarks_on_short_samples(dataset: object, report: Report) -> tuple[str, ...
         f"A sample takes {fetch.ave_time * 1e6:.1f} µs, much of it for the calls that every sample "
         f"makes. If {type(dataset).__name__} has __getitems__(indices), which returns the list of "
         "a batch's samples, they are made in one call: index the data once with all of them.",
-    )
-
-
-def start_remark(report: Report, first_seconds: float, start_seconds: float) -> str:
-    """Return the remark on worker processes that every epoch starts anew, "" if that takes little
-    of it. ``report``: of the whole epoch. ``first_seconds``: the time to the first batch;
-    ``start_seconds``: the part of it before the report begins."""
-    placement, stages = report.placement, report.stats.stages
-    if placement is None or not placement.num_processes or not stages:
-        return ""
-    # A batch takes its time whoever makes it.
-    num_batches = max(1, stages[-1].queue.num_items)
-    batch_seconds = sum(stage.tasks.busy_time for stage in stages) / num_batches
-    of_epoch = start_seconds + report.stats.elapsed
-    seconds = min(first_seconds - batch_seconds, of_epoch)  # their clocks begin one after the other
-    if seconds < _VISIBLE_START * of_epoch:
-        return ""
-    return (
-        f"Each epoch starts its worker processes anew: {seconds:.2g} s of the {of_epoch:.2g} s of "
-        "the last one. persistent_workers=True keeps them, with the dataset as it was when they "
-        "started."
     )

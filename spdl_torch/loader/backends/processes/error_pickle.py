@@ -84,8 +84,6 @@ def pack_error(error: BaseException, depth: int = 0) -> PackedError:
         *parts, left_out = _parts_of(error, depth)
     if left_out:
         notes += (f"without {', '.join(left_out)}, which cannot be pickled",)
-    if _is_too_deep(error, depth):
-        notes += ("the groups inside it are too deep to be sent: these are their members",)
     return PackedError(None, kind, text, notes, *chain, *parts)
 
 
@@ -147,36 +145,14 @@ def _parts_of(error: BaseException, depth: int) -> tuple[Any, Any, Any, list[str
     members: tuple[PackedError, ...] = ()
     given = error.args
     if isinstance(error, BaseExceptionGroup):
-        inside = _leaves_of(error) if _is_too_deep(error, depth) else error.exceptions
-        given, members = (error.message,), tuple(pack_error(each, depth + 1) for each in inside)
+        given = (error.message,)
+        members = tuple(pack_error(each, depth + 1) for each in error.exceptions)
     for value in given:
         try:
             args.append(_checked(value))
         except BaseException:
             args.append(pickle.dumps(_shown(value)))
     return tuple(args), tuple(attributes), members, left_out
-
-
-def _is_too_deep(error: BaseException, depth: int) -> bool:
-    """Return whether an exception is a group with others inside it, below which none is sent."""
-    if depth < _MOST_LEVELS or not isinstance(error, BaseExceptionGroup):
-        return False
-    return any(isinstance(each, BaseExceptionGroup) for each in error.exceptions)
-
-
-def _leaves_of(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    """Yield the errors in a group and in those inside it, in their order, each object once."""
-    todo: list[BaseException] = [group]
-    seen = set()
-    while todo:
-        error = todo.pop()
-        if id(error) in seen:
-            continue
-        seen.add(id(error))
-        if isinstance(error, BaseExceptionGroup):
-            todo += reversed(error.exceptions)
-        else:
-            yield error
 
 
 def _checked(value: Any) -> bytes:

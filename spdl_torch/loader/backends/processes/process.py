@@ -16,16 +16,15 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from multiprocessing import connection, process as processes, resource_tracker
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from ....machine.starting import num_other_threads
 from ....scopes import scope
 from ...placing import starts_threads
 from ..activity import workers_at_rest
-from .signals import TRAINERS, trainers_signals_held
+from .signals import trainers_signals_held
 
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
@@ -143,13 +142,6 @@ class ChildProcess:
         if pidfd is not None:
             os.close(pidfd)
 
-    @property
-    def may_be_a_trainers_signal(self) -> bool:
-        """Whether it may have ended by a signal that it leaves to the trainer as soon as it is up.
-        If the signal also killed the fork server, the exit code is unknown.
-        """
-        return self.exit_code is None or -self.exit_code in TRAINERS
-
     def how_it_ended(self) -> str:
         """Describe the end of a process that nobody has asked to end."""
         if self.was_terminated:
@@ -208,16 +200,14 @@ def _start(process: BaseProcess, context: BaseContext) -> None:
     if context.get_start_method() != "fork":
         process.start()
         return
-    with workers_at_rest(), _warning_of_others_alone():
+    with workers_at_rest(), _without_warning():
         process.start()
 
 
 @scope
-def _warning_of_others_alone() -> Iterator[None]:
-    """Let Python (3.12 and later) warn of forking a multi-threaded process only if some threads are
-    not ours. Ours rest, or wait for what the child never asks for; and with torch's loader, which
-    forks before it has threads, a program without threads of its own gets no warning either.
-    """
+def _without_warning() -> Iterator[None]:
+    """Keep Python (3.12 and later) from warning of forking a multi-threaded process. Our threads
+    rest, or wait for what the child never asks for."""
     if sys.version_info < (3, 12):
         yield
         return
@@ -233,27 +223,6 @@ def _warning_of_others_alone() -> Iterator[None]:
             for entry in tuple(each):
                 if getattr(entry[1], "pattern", None) == _FORK_WARNING:
                     each.remove(entry)
-    if num_other_threads() > 1:  # counted after the fork, as Python does: some libraries end theirs
-        with suppress(DeprecationWarning):  # nor does os.fork() raise it where warnings are errors
-            warnings.warn(
-                f"This process (pid={os.getpid()}) is multi-threaded, use of fork() may lead to "
-                'deadlocks in the child. Pass multiprocessing_context="forkserver" if it does.',
-                DeprecationWarning,
-                stacklevel=2,
-            )
-
-
-def server_is_anothers() -> bool:
-    """Return whether the fork server belongs to the process from which this one was forked."""
-    forkserver = sys.modules.get("multiprocessing.forkserver")  # starting one has imported it
-    pid = getattr(getattr(forkserver, "_forkserver", None), "_forkserver_pid", None)
-    if pid is None or not hasattr(os, "waitid"):
-        return False
-    try:
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return True
-    return False
 
 
 def _held_for(context: BaseContext) -> Any:
@@ -279,35 +248,13 @@ def _pidfd_of(pid: int) -> int | None:
 
 
 def _described(code: int | None) -> str:
-    if code is None:
-        return (
-            "has ended with exit code 255, or in a way that only multiprocessing's fork server "
-            "knew, which has ended too."
-        )
-    if code >= 0:
-        return (
-            f"ended by itself with exit code {code}: something in it called exit or closed all "
-            "files, or it could not be started; its last output is on stderr."
-        )
-    name = _signal_name(-code)
-    if name == "SIGKILL":
-        often = (
-            "The system kills the largest process when memory runs out: look at its log, and use "
-            "fewer workers or smaller batches."
-        )
-    elif -code in TRAINERS:
-        often = "Something sent it that signal while it was being started, or its own code set the "
-        often += "signal's handler to the system's."
-    else:
-        often = "The dataset or a library that it uses has crashed there."
-    return f"was killed by {name}. {often}"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # those between SIGRTMIN and SIGRTMAX have no names
-        return f"signal {number}"
+    if code is None or code >= 0:
+        return f"ended by itself with exit code {_UNKNOWN_CODE if code is None else code}."
+    name = {each.value: each.name for each in signal.Signals}.get(-code, f"signal {-code}")
+    return (
+        f"was killed by {name}. The system kills the largest process when memory runs out: its log "
+        "says so; use fewer workers or smaller batches."
+    )
 
 
 def context_of(given: Any) -> BaseContext:
@@ -330,8 +277,6 @@ def context_of(given: Any) -> BaseContext:
         )
     if given is None:
         given = multiprocessing.get_context()
-        if given.get_start_method() == "forkserver":
-            given = multiprocessing.get_context("spawn") if server_is_anothers() else given
     if given.get_start_method() == "forkserver":
         _preload(given)
     return given  # type: ignore[no-any-return]  # a context
