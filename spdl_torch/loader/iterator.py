@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -373,6 +374,19 @@ class LoaderIterator(EpochIterator):
         else:
             is_end = type(result) is Exhausted
             self._order.handed_by(result.number, result.progress, is_end=is_end)
+
+    def ask_ended(self, workers: Sequence[int]) -> None:
+        """Ask these idle workers for the states of their datasets, after an epoch in which nobody
+        had asked for states.
+        """
+        for worker in workers:
+            # The iterable has ended: the worker only answers that, with its state.
+            self._give(self._order.ask(worker))
+        for _ in workers:
+            if (instead := self._hold()) is not None:
+                raise instead.error
+            result, self._dealing.held = self._dealing.held, None
+            self._note(result)
 
     def _lose(self, error: BaseException) -> Told:
         """End the epoch with an error, after which it is over; or as closed by another thread.

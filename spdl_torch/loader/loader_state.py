@@ -122,6 +122,9 @@ class LoaderPosition:
         if order is None:
             state = before_first_epoch(loader, generators)
         else:
+            unknown = order.unknown_ends()
+            if unknown and loader._iterator is not None:
+                loader._iterator.ask_ended(unknown)  # type: ignore[attr-defined]  # is ours
             state = order.state(generators, num_back=num_back)
             if state.finished:  # the next epoch is the one that set_epoch() has named since
                 state = replace(state, sampler_epoch=epoch_of(loader._index_sampler))

@@ -100,7 +100,7 @@ def test_an_epoch_that_cannot_be_read_is_asked_for(seat):
     again = with_epochs("number", seat)
     with pytest.warns(UserWarning, match=asks):
         again.load_state_dict(state)
-    with pytest.raises(ValueError, match=r"sampler_epoch: .* gives other .* Call set_epoch\(\)"):
+    with pytest.raises(ValueError, match=r"order: .* gives other .* call its set_epoch\(\)"):
         list(again)
     with pytest.warns(UserWarning, match=asks):
         again.load_state_dict(state)
@@ -111,11 +111,11 @@ def test_an_epoch_that_cannot_be_read_is_asked_for(seat):
 
 @none_or_threads
 @pytest.mark.parametrize("has_generator", [False, True])
-@pytest.mark.parametrize("seed", [None, 4])
-@pytest.mark.parametrize("stop", [None, 2])
+@pytest.mark.parametrize(("seed", "stop"), [(None, None), (4, None), (4, 2)])
 def test_epoch_named_after_a_load_is_the_one_that_would_have_come(seat, has_generator, seed, stop):
     """A loop over epochs with a DistributedSampler names each before it begins: resumed between two
-    epochs it has their samples and random numbers; so it has within one that the user leaves."""
+    epochs it has their samples and random numbers; so it has, with a seed, within one that the
+    user leaves."""
 
     def make():
         sampler = DistributedSampler(range(12), num_replicas=2, rank=0)

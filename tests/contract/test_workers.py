@@ -1,9 +1,7 @@
 """Workers: how many there are, how long they stay, what is their own."""
 
 import itertools
-import math
 import queue
-import re
 import threading
 from collections import namedtuple
 from dataclasses import dataclass
@@ -458,24 +456,3 @@ def test_sampler_that_answers_to_every_name_is_no_endless_search():
     inner.sampler = inner
     for sampler in (mock.Mock(), mock.MagicMock(), inner):
         assert DataLoader(range(3), sampler=sampler).sampler is sampler
-
-
-@pytest.mark.parametrize(
-    ("isolation", "persistent"), [("process", False), ("process", True), ("thread", False)]
-)
-def test_report_recommends_to_keep_processes_that_epochs_start_anew(
-    isolation, persistent, monkeypatch
-):
-    """From the second epoch on, and only where there is something to keep."""
-    # However long it takes.
-    monkeypatch.setattr("spdl_torch.loader.stats.figures._VISIBLE_START", -math.inf)
-    options = {"isolation": isolation, "persistent_workers": persistent}
-    loader, is_recommended = DataLoader(range(12), 4, num_workers=1, **options), False
-    for _ in range(2):
-        assert len(list(loader)) == 3
-        said = " ".join(loader.report().verdict.remarks)
-        assert ("persistent_workers=True keeps them" in said) is is_recommended
-        is_recommended = isolation == "process" and not persistent
-    if is_recommended:
-        anew, whole = re.search(r"anew: ([0-9.e-]+) s of the ([0-9.e-]+) s of", said).groups()
-        assert float(anew) <= float(whole)

@@ -119,6 +119,12 @@ class Order:
         except unless_of_handler(Exception) as error:
             return Told(error)
 
+    def ask(self, worker: int) -> Given:
+        """Return a job to which a worker whose iterable has ended only answers with its state."""
+        self._drawn[self.num_jobs] = self._samples_drawn, None, worker
+        self.num_jobs = 1 + (job := self.num_jobs)
+        return Given(job, [None], 0, True, worker)
+
     def _batch_of(self, job: int) -> int:
         """Return the number of a job's batch where the two differ."""
         for number in sorted(self._had):
@@ -169,6 +175,17 @@ class Order:
         now, before, before_two = self._so_far
         self._so_far = now._replace(workers=_with(now.workers, worker, state)), before, before_two
 
+    def unknown_ends(self) -> list[int]:
+        """Return the workers whose dataset outlives this finished epoch with a state that nobody
+        has asked for."""
+        if not (self.finished and self.start.keeps_datasets):
+            return []
+        return [
+            number
+            for number, worker in enumerate(self.workers)
+            if worker.keeper == "dataset" and worker.state is None and worker.failure is None
+        ]
+
     @property
     def given(self) -> tuple[int, int] | None:
         """The sampler's epoch, and how many of its samples the trainer has had on all ranks; None =
@@ -181,18 +198,11 @@ class Order:
 
     @property
     def is_vague(self) -> bool:
-        """Whether a later epoch has just begun, or one has ended, on lasting datasets whose states
-        are unknown."""
-        lasts = self.start.keeps_datasets if self.finished else self.start.base.num_epochs > 0
-        return (
-            lasts
-            and self.own is None
-            and any(
-                each.keeper == "dataset"
-                and each.state is None
-                and (self.finished or not each.num_items)
-                for each in self.workers
-            )
+        """Whether a later epoch has just begun on lasting datasets whose states are unknown."""
+        has_begun_alike = self.own is not None or self.start.base.num_epochs == 0 or self.finished
+        return not has_begun_alike and any(
+            each.keeper == "dataset" and each.state is None and not each.num_items
+            for each in self.workers
         )
 
     @property
