@@ -142,6 +142,13 @@ class ChildProcess:
         if pidfd is not None:
             os.close(pidfd)
 
+    @property
+    def may_be_a_trainers_signal(self) -> bool:
+        """Whether it may have ended by a signal that it leaves to the trainer as soon as it is up.
+        If the signal also killed the fork server, the exit code is unknown.
+        """
+        return self.exit_code is None or -self.exit_code in TRAINERS
+
     def how_it_ended(self) -> str:
         """Describe the end of a process that nobody has asked to end."""
         if self.was_terminated:

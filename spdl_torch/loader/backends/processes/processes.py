@@ -136,10 +136,10 @@ class Processes(Crew):
     # handlers run after that. A fork server may take seconds to start, so a thread waits for it,
     # and Ctrl-C need not.
 
-    def _new_child(self, number: int, epoch: Epoch) -> WorkerProcess:
+    def _new_child(self, number: int, epoch: Epoch, *, num_lives: int = 1) -> WorkerProcess:
         """Return a child that is yet to be started."""
         spec, context, locker = self._spec, self._context, self._locker
-        return WorkerProcess(number, spec, context, epoch, locker=locker)
+        return WorkerProcess(number, spec, context, epoch, locker=locker, num_lives=num_lives)
 
     def _start(self, *children: WorkerProcess) -> None:
         """Start children, and return when they exist. Raises: why one could not be started; all of
@@ -372,10 +372,12 @@ class Processes(Crew):
         child.reap()
         jobs = list(child.jobs.values())
         are_copies = forks(self._context)
-        if not self._may_be_replaced(child, jobs):
+        tries_again = child.may_try_again and not are_copies
+        if not (tries_again or self._may_be_replaced(child, jobs)):
             self._lose(epoch, child, jobs)
             return
-        successor = self._new_child(child.number, epoch)
+        lives = child.num_lives + 1 if tries_again else 1
+        successor = self._new_child(child.number, epoch, num_lives=lives)
         numbers: Sequence[int] = (successor.number,)
         if are_copies:
             try:
@@ -385,7 +387,7 @@ class Processes(Crew):
                 self._lose(epoch, successor)
                 return
         self._put(successor)
-        if not are_copies:  # the loop would wait for its import
+        if not (are_copies or tries_again):  # the loop would wait for its import
             self._spared = (*self._spared, successor)
             numbers = self.numbers_at_work()
         for job in jobs:
@@ -395,6 +397,8 @@ class Processes(Crew):
         if not are_copies:
             self._start_late([successor], partial(self.hearing.tell, successor))
         self._have_heard(successor)
+        if tries_again:
+            return
         self.counts.replaced(child)  # before the log says so: whoever reads it finds it reported
         others_make = successor.number not in numbers
         who = "The others" if others_make else "A new process"

@@ -64,9 +64,12 @@ class WorkerProcess:
         epoch: Epoch,
         *,
         locker: LimitedLocker | None,
+        num_lives: int,
     ) -> None:
-        """``locker``: locks the pages of its slabs; None = they stay pageable."""
+        """``locker``: locks the pages of its slabs; None = they stay pageable. ``num_lives``: how
+        many processes have tried to be this worker, with this one."""
         self.number = number
+        self.num_lives = num_lives
         self.jobs: dict[int, Given] = {}
         """The jobs that it has not answered, in the order in which it got them."""
         self.num_answered = 0
@@ -283,6 +286,14 @@ class WorkerProcess:
         return self._could_start and not (self._is_this_programs_fault or self.is_hung_up)
 
     @property
+    def may_try_again(self) -> bool:
+        """Whether another process may try: a signal for the trainer killed this one before it had
+        handlers. (Signals that a forked one gets while it is being started wait for its own.)"""
+        is_new = not (self.is_up or self.is_hung_up or self._is_this_programs_fault)
+        may_be = self._process is None or self._process.may_be_a_trainers_signal
+        return is_new and may_be and self.num_lives < _MOST_LIVES
+
+    @property
     def _is_this_programs_fault(self) -> bool:
         """Whether the process, or this program, has ended it, and not a signal from elsewhere."""
         process = self._process
@@ -330,6 +341,8 @@ class WorkerProcess:
         if hasattr(self, "_theirs") and not is_exiting():
             self.close()
 
+
+_MOST_LIVES = 3
 
 _live: LiveObjects[WorkerProcess] = LiveObjects()
 
