@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from ....scopes import scope
 from ...placing import starts_threads
 from ..activity import workers_at_rest
-from .signals import trainers_signals_held
+from .signals import TRAINERS, trainers_signals_held
 
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
