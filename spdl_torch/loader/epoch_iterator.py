@@ -15,12 +15,13 @@ import torch
 from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from .checkpoint.epoch import BaseSeed, EpochStart, HandedOut
+from .checkpoint.epoch import BaseSeed, EpochStart, HandedOut, LookAhead
 from .checkpoint.order import END, Order, next_index
 from .checkpoint.resume_state import (
     draw_again_from,
     drawing_of,
     drawn_base_seed,
+    generators_of,
     order_drawn_again,
     skipped,
     tell_order,
@@ -84,13 +85,13 @@ class EpochIterator(_BaseDataLoaderIter):
         if resume is None and self._base.num_epochs and before is not None and known:
             known = before.left_to_next() or known  # as persistent workers have left theirs
         so_far = HandedOut(workers=tuple(known))
-        streams_seed, nothing_left = start.epoch_seed, False
+        streams_seed, looked_ahead = start.epoch_seed, LookAhead()
         number = start.epoch if sampler_epoch is None else sampler_epoch
         if within is not None:
             start, num_skipped = start._replace(epoch_seed=within.epoch_seed, begins_late=False), 0
             if not self._begun_from:  # workers with their own iterables skip in those
                 start, num_skipped = skipped(start, within, self._sampler_iter)
-            nothing_left = self._look_ahead(within, drawing, redrawn)
+            looked_ahead = self._look_ahead(within, drawing, loader, redrawn)
             sampler_epoch = epoch_of(sampler)  # it may be set at the first index
             so_far = so_far._replace(
                 local_samples=num_skipped,
@@ -114,7 +115,7 @@ class EpochIterator(_BaseDataLoaderIter):
             so_far,
             drawing=drawing,
             sampler_epoch=sampler_epoch,
-            nothing_left=nothing_left,
+            looked_ahead=looked_ahead,
             is_wanted=position.is_collected(inline=self._num_workers == 0),
         )
 
@@ -151,15 +152,18 @@ class EpochIterator(_BaseDataLoaderIter):
         self,
         resume: ResumeState,
         drawing: Drawing | None,
+        loader: DataLoader[Any],
         redrawn: Redrawn,
-    ) -> bool:
-        """Draw the first index ahead, to go on where ``resume`` stands. Return whether none is
-        left.
+    ) -> LookAhead:
+        """Draw the first index ahead, to go on where ``resume`` stands.
 
         A sampler seeds its order at the first draw. That has to happen here, while the generators
         are as the state says: the global one is restored right after.
         """
         is_before_order = redrawn.is_before_order(resume)
+        # With workers, indices are drawn ahead anyway.
+        own = () if self._num_workers else generators_of(loader)[1:]
+        before = [generator.get_state() for generator in own]
         if drawing is not None:  # its own state says where it stands, and nothing is drawn
             nothing_left = drawing.is_over
         else:
@@ -169,7 +173,7 @@ class EpochIterator(_BaseDataLoaderIter):
                 self._sampler_iter = itertools.chain((first,), self._sampler_iter)
         if is_before_order:
             redrawn.trainers = torch.get_rng_state()
-        return nothing_left
+        return LookAhead(nothing_left, before)
 
     def _worker_states(self, resume: ResumeState | None) -> list[WorkerState]:
         """Return how far each worker's iterable advances before its first batch; [] = map-style."""

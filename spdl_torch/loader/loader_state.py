@@ -170,6 +170,18 @@ class LoaderPosition:
         self.to_resume = resume
         self.want()
 
+    def undo_look_ahead(self, loader: TorchDataLoader[Any]) -> None:
+        """Put the user's generators back to where the saved loop had them, for a trainer that
+        leaves the resumed epoch before its first batch.
+
+        Beginning within an epoch draws an index ahead. Without workers that loop had not asked for
+        it, and a sampler may draw from a generator for it, even to find that there is none.
+        """
+        if self.order is not None:
+            states = self.order.looked_ahead.before
+            for generator, state in zip(generators_of(loader)[1:], states, strict=False):
+                generator.set_state(state)
+
     def begin(self, loader: TorchDataLoader[Any]) -> ResumeState | None:
         """Return the state that the new iterator resumes, if any, and give the dataset its part."""
         resume = self.to_resume

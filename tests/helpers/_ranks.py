@@ -273,16 +273,14 @@ def fabric(folder):
 
 def resume_with(accelerator, prepare_data_loader, data):
     """Epoch 1, one batch, a new process's loader, the rest."""
-    sampler = sampler_of(data)
-    prepared = prepare_data_loader(accelerator, loader(data, sampler=sampler))
-    prepared.set_epoch(1)
-    batches = [next(iter(prepared)).tolist()]
-    state = sampler.state_dict(BATCH_SIZE)
-    sampler = sampler_of(data)
-    sampler.load_state_dict(state)
-    prepared = prepare_data_loader(accelerator, loader(data, sampler=sampler))
-    prepared.set_epoch(state["epoch"])
-    return batches + numbers_of(prepared)
+    first, again = (
+        prepare_data_loader(accelerator, loader(data, sampler=sampler_of(data))) for _ in range(2)
+    )
+    first.set_epoch(1)
+    batches = [next(iter(first.base_dataloader)).tolist()]
+    again.base_dataloader.load_state_dict(first.base_dataloader.state_dict())
+    again.set_epoch(1)
+    return batches + numbers_of(again)
 
 
 def ray(folder):

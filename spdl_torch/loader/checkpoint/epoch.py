@@ -105,6 +105,15 @@ class EpochStart(NamedTuple):
         return self.first + local_samples * self.world
 
 
+class LookAhead(NamedTuple):
+    """What was found by drawing an index ahead, to go on within an epoch."""
+
+    nothing_left: bool = False
+    """Whether the epoch began after its last batch: the saved loop had not seen the end."""
+    before: Sequence[torch.Tensor] = ()
+    """The user's generators before that; () = nothing was drawn that may have to be drawn again."""
+
+
 class Given(NamedTuple):
     """A job, as it is given out."""
 

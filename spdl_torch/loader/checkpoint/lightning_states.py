@@ -259,6 +259,8 @@ class _Resumed:
             self._is_on = self._nothing_left
             if goes_over and not self.is_over:
                 loader._begun_pass()  # no iter() has begun what is left: the next one would
+        elif has_length and (begins or is_over):
+            loader._state.position.undo_look_ahead(loader)
         if self._is_on and not is_over and self._combined._mode == "max_size":
             self._combined._iterator.iterators[self._number] = iter(())
 

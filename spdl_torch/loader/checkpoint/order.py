@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from .drawing import Drawing
-    from .epoch import EpochStart, LastIndices
+    from .epoch import EpochStart, LastIndices, LookAhead
     from .saved_state import ResumeState
     from .user_state import OwnState
 
@@ -33,8 +33,7 @@ class Order:
         start: what the epoch began with.
         so_far: what the loop has had of it before this iterator's first batch.
         drawing: the indices of a sampler that keeps its own state; None = it keeps none.
-        nothing_left: whether the epoch began after its last batch: the saved loop had not seen the
-            end.
+        looked_ahead: see ``LookAhead``.
         is_wanted: whether states are wanted: those of iterables are taken after every batch. An
             iterable without a state counts its items, and resuming makes them again.
     """
@@ -46,11 +45,11 @@ class Order:
         *,
         drawing: Drawing | None,
         sampler_epoch: int | None,
-        nothing_left: bool,
+        looked_ahead: LookAhead,
         is_wanted: bool,
     ) -> None:
         self.start = start
-        self.nothing_left = nothing_left
+        self.looked_ahead = looked_ahead
         self.drawing = drawing
         self.sampler_epoch = sampler_epoch
         self.is_wanted = is_wanted
