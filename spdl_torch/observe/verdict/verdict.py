@@ -103,7 +103,6 @@ def _is_crew_without_core(r: Reading) -> bool:
     return r.waits_for_core and not (r.is_for_sampler or r.is_for_loader)
 
 
-_LOOK = "Read the notes, and the first errors in the log of spdl_torch."
 _NOT_BOUND = "Training is not input-bound: it waits for data {waits} of the time"
 _MORE_AHEAD = (
     "{more_room}Bring more shards at once with {more_workers}a larger ahead=. The next epoch reads "
@@ -115,18 +114,10 @@ RULES = (
     Rule(Cause.UNKNOWN, lambda r: r.stats.elapsed <= 0,
          "There are no figures: nothing was loaded yet.", "Load for a while, and look again.",
          _nothing, "window"),
-    Rule(Cause.UNKNOWN, lambda r: _is_empty(r) and 0 < r.num_lost < r.stages[0].tasks.num_tasks,
-         "Nothing was delivered in {seconds}: {lost} failed or were dropped, and no other has come "
-         "through yet.", _LOOK, _nothing, "window"),  # others may be under way
-    Rule(Cause.UNKNOWN, lambda r: _is_empty(r) and r.num_lost > 0,
-         "Nothing was delivered in {seconds}: every item failed or was dropped.", _LOOK,
-         _nothing, "window"),
-    Rule(Cause.UNKNOWN, lambda r: _is_empty(r) and any(s.tasks.num_tasks for s in r.stages),
-         "Nothing was delivered in {seconds}: the first item is still under way.",
-         "Wait for it, and look again.", _nothing, "window"),
     Rule(Cause.UNKNOWN, _is_empty,
-         "Nothing was delivered in {seconds}: no stage was given any item.",
-         "Look at the source: it may be empty, or make its first item still.", _nothing, "window"),
+         "Nothing was delivered in {seconds}: {lost} of {calls} calls failed or were dropped.",
+         "Look at the source, the notes, and the first errors in the log of spdl_torch.",
+         _nothing, "window"),
     Rule(Cause.SHORT, lambda r: r.is_too_short,
          "Training waited for data {waits} of {seconds}, which is too short to say why.",
          f"Load for {SHORT_SECONDS:g} seconds or more, and look again.", _nothing, "window"),
@@ -266,6 +257,7 @@ def _words(r: Reading, rule: Rule) -> dict[str, str]:
         "slowdown": percent(r.probes.step_slowdown or 0.0),
         "seconds": shown_seconds(r.stats.elapsed),
         "lost": str(r.num_lost),
+        "calls": str(sum(stage.tasks.num_tasks for stage in r.stages)),
         "more_room": f"{room}may have to come again. " * (num_removed > 0),
         "more_workers": "more workers or, if shards are read in their order, " * r.is_loader,
         "processes": 'processes (isolation="process")' if r.is_loader else "a subprocess",
