@@ -10,7 +10,6 @@ and by every thread of ours that ends: see :mod:`.thread_times`.
 from __future__ import annotations
 
 import threading
-import weakref
 from time import monotonic, perf_counter_ns, process_time_ns
 from typing import NamedTuple
 
@@ -54,10 +53,7 @@ class _Probe:
         # Guards the set of users and the thread. Re-entrant: the garbage collector may run a
         # finalizer, which calls stop_probing(), on a thread that holds it.
         self._lock = RLock()
-        # Weak, so that one that went away unannounced (Ctrl-C hit its finalizer) no longer counts.
-        # Not a WeakSet: its callbacks are written in Python, see ``garbage``. Replaced and never
-        # changed, so that any thread may look.
-        self._users: dict[int, weakref.ref[object]] = {}
+        self._users: set[int] = set()  # their ids
         self._going_on = threading.Lock()
         self._thread: threading.Thread | None = None
         self._late = Histogram()
@@ -67,13 +63,12 @@ class _Probe:
         self._times = ThreadTimes(_OWN_NAME)
 
     def start(self, user: object) -> bool:
-        """Start probing for ``user``; it ends when all users have stopped it or are gone. Return
+        """Start probing for ``user``; it ends when all users have stopped it. Return
         whether nobody probed before: then the run delays were read just now.
         """
         with self._lock:
             is_first = not self.is_used
-            alive = {key: each for key, each in self._users.items() if each() is not None}
-            self._users = {**alive, id(user): weakref.ref(user)}
+            self._users.add(id(user))
             if not is_first:
                 return False
             # A bare lock, because a finalizer may release it: see Reporter.
@@ -91,7 +86,7 @@ class _Probe:
     def stop(self, user: object) -> None:
         """Stop probing for ``user``, if it was. Never blocks; a finalizer may call it."""
         with self._lock:
-            self._users = {key: each for key, each in self._users.items() if each() is not user}
+            self._users.discard(id(user))
             if not self.is_used:
                 # Ctrl-C may have come in the middle of start().
                 self._garbage.end()
@@ -136,7 +131,7 @@ class _Probe:
 
     @property
     def is_used(self) -> bool:
-        return any(each() is not None for each in self._users.values())
+        return bool(self._users)
 
     def read(self, *, run_delays: bool = True) -> ProbeCounters:
         """Return the measurements so far.
@@ -172,18 +167,8 @@ class _Probe:
                     due = monotonic() + _SCHEDSTAT_SECONDS
                     self._times.read()
                     self.hear_of_garbage()
-                if not self._is_wanted(going_on):
-                    return
         finally:
             own_delay_ns.close()
-
-    def _is_wanted(self, going_on: threading.Lock) -> bool:
-        """Return whether the thread with this lock is to go on: users may have gone away
-        unannounced, and another thread may have been started for new ones since."""
-        with self._lock:
-            if not self.is_used:
-                self._garbage.end()
-            return self.is_used and self._going_on is going_on
 
 
 _probe = _Probe()

@@ -104,7 +104,7 @@ def probes_between(before: ProbeCounters, after: ProbeCounters) -> Probes:
 
 
 class Probing:
-    """Probing from the start of a run to its end; dropping this ends it, too."""
+    """Probing from the start of a run to its end."""
 
     def __init__(self) -> None:
         self._before: ProbeCounters | None = None  # it has not begun
