@@ -123,14 +123,7 @@ class ThreadTimes:
     ) -> None:
         """Read every thread of the system's that counts. The lock is held."""
         pythons = {each.native_id: each for each in threads if each.native_id is not None}
-        if self._alone is not None:
-            numbers = {self._alone}
-        elif self._is_begun and now_ns - self._last_ns < _BRIEF_NS:
-            # To list the system's threads lets go of the GIL as well. What others have computed
-            # since counts as that of threads that came and went.
-            numbers = before.keys() | pythons.keys()
-        else:
-            numbers = _task_numbers()
+        numbers = {self._alone} if self._alone is not None else _task_numbers()
         for number in numbers:
             then = before.get(number)
             thread = pythons.get(number)

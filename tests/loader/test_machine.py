@@ -98,24 +98,6 @@ def test_one_batch_is_enough_to_measure_waits_for_a_core(kind):
     assert "no core for" in shown(report)
 
 
-@LINUX
-@pytest.mark.parametrize(("brief_ns", "num_listed"), [(10**18, 1), (0, 2)])
-def test_system_s_threads_are_listed_once_in_a_brief_run(monkeypatch, brief_ns, num_listed):
-    """As it begins, not while its threads end; what is measured is there all the same."""
-    place, listed = "spdl_torch.machine.thread_times", []
-
-    def listing():
-        listed.append(set(map(int, os.listdir("/proc/self/task"))))
-        return listed[-1]
-
-    monkeypatch.setattr(f"{place}._BRIEF_NS", brief_ns)
-    monkeypatch.setattr(f"{place}._task_numbers", listing)
-    pipeline = one_item().build()
-    assert list(pipeline) == ["0"]
-    assert len(listed) == num_listed
-    assert pipeline.report().probes.run_delay_ratio is not None
-
-
 def test_pipeline_without_statistics_has_no_probes():
     """What was not measured is None, and is not shown as 0."""
     pipeline = one_item().build(stats=False)
