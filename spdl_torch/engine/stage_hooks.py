@@ -140,39 +140,13 @@ class BadHookError(TypeError):
 
 
 def checked_hooks(hooks: Any, stage: str) -> list[TaskHook]:
-    """Return the hooks that a factory made for a stage.
-
-    Raises: TypeError: no list of hooks, or a method that lacks its decorator.
-    """
+    """Return the hooks that a factory made for a stage. Raises: TypeError: no list of hooks."""
     if not isinstance(hooks, list | tuple):
         raise TypeError(
             f"build: task_hook_factory must return a list of hooks for stage {stage!r}, got "
             f"{type(hooks).__name__}. Return [] for none."
         )
-    for hook in hooks:
-        if type(hook) is not TaskStatsHook:
-            for name in ("stage_hook", "task_hook"):
-                _check_method(hook, name, stage)
     return list(hooks)
-
-
-def _check_method(hook: Any, name: str, stage: str) -> None:
-    method = getattr(hook, name, None)
-    if method is None:
-        raise TypeError(
-            f"build: a hook of stage {stage!r}, a {type(hook).__name__}, has no {name}. Derive it "
-            "from TaskHook."
-        )
-    for is_made, made, decorator in (
-        (inspect.isgeneratorfunction, "a generator", "contextmanager"),
-        (inspect.isasyncgenfunction, "an async generator", "asynccontextmanager"),
-        (inspect.iscoroutinefunction, "a coroutine", "asynccontextmanager"),
-    ):
-        if is_made(method):
-            raise BadHookError(
-                f"stage {stage!r}: {type(hook).__name__}.{name} must return a context manager, and "
-                f"it makes {made}. Decorate it with contextlib.{decorator}."
-            )
 
 
 def checked_context(hook: object, name: str, stage: str, given: Any) -> AnyContext:
@@ -198,9 +172,7 @@ def _stage_hook(
 
 class StageHooks:
     """The hooks that a factory made for a stage, and those of the queues after it. A source has
-    none of the former.
-
-    Raises: TypeError: no list of hooks, or a method that lacks its decorator.
+    none of the former. Raises: TypeError: no list of hooks.
     """
 
     def __init__(self, hooks: list[TaskHook], stage: str, loop: LoopThread) -> None:

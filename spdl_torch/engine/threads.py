@@ -92,39 +92,6 @@ def _modes_of_torch() -> Callable[[], None] | None:
 
 
 @takes_over
-def _function_modes() -> Callable[[], None] | None:
-    """Take over the user's TorchFunctionModes, likewise. Threads call the same object.
-
-    torch's own one for ``torch.set_default_device()`` stays where it is: a forked worker that has
-    it cannot make a tensor on a CUDA device, and the loop moves what is in host memory.
-    """
-    overrides: Any = sys.modules.get("torch.overrides")
-    if not hasattr(overrides, "_get_current_function_mode_stack"):
-        return None
-    stack = overrides._get_current_function_mode_stack()
-    packages = [(each, type(each).__module__.partition(".")[0]) for each in stack]
-    foreign = [each for each, package in packages if package not in ("torch", "spdl_torch")]
-    if not foreign:
-        return None
-
-    def take_over() -> None:
-        for mode in foreign:
-            overrides._push_mode(mode)
-
-    return take_over
-
-
-def _leave_function_modes() -> None:
-    """Leave those of this thread. What is left, torch lets go of when Python's thread has ended,
-    and asks for the GIL: if the interpreter exits meanwhile, that aborts the process.
-    """
-    overrides: Any = sys.modules.get("torch.overrides")
-    if hasattr(overrides, "_get_current_function_mode_stack"):
-        for _ in overrides._get_current_function_mode_stack():
-            overrides._pop_mode()
-
-
-@takes_over
 def _thread_of_use() -> Callable[[], None]:
     """Take over for whom the caller works: what a thread of ours starts is for the same one."""
     user = _user()
@@ -244,7 +211,6 @@ def _run_as(target: Callable[[], None], steps: Sequence[Callable[[], None]]) -> 
         target()
     finally:
         thread_ends()
-        _leave_function_modes()
 
 
 @in_forked_child

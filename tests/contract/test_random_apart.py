@@ -4,7 +4,6 @@ generators, other threads, the functions' looks; and the modes of a thread in it
 import decimal
 import functools
 import random
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from random import seed as seed_imported_early
 
@@ -16,7 +15,6 @@ from _datasets import Made
 from _first_draws import states_of_program as states
 from _loader_helpers import assert_threads_end, run_script
 from _seats import FORKED, NONE, ONE, THREADS, in_seats
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils.data import IterableDataset
 
 from spdl_torch import DataLoader
@@ -211,13 +209,6 @@ def test_draws_on_another_default_device_are_left_alone():
     assert batch.device.type == "meta"
 
 
-class OnesForZeros(TorchFunctionMode):
-    """Changes what a function of torch returns."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        return (torch.ones if func is torch.zeros else func)(*args, **(kwargs or {}))
-
-
 def look(index):
     """A sample that shows the modes under which it is made."""
     weight = torch.ones(2, 2, requires_grad=True)
@@ -232,7 +223,6 @@ MODES = {
     "no_grad": torch.no_grad,
     "inference_mode": torch.inference_mode,
     "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
-    "function mode": OnesForZeros,
     "context variable": lambda: decimal.localcontext(prec=40),
 }
 
@@ -257,30 +247,3 @@ def test_modes_are_those_of_the_thread_that_begins_the_epoch(seat, mode):
     assert again == [] or again[0][1].sum() == 0, "each epoch has its own"
     if not seat.are_processes and seat.num_workers:
         torch.ones(2, 2, requires_grad=True).mul(batches[0][5]).sum().backward()
-
-
-class LastWord:
-    """Is told of the modes of the thread that it belongs to when that ends."""
-
-    def __init__(self, found):
-        self.found = found
-
-    def __del__(self):
-        self.found.append(len(_get_current_function_mode_stack()))
-
-
-def test_threads_end_without_function_modes():
-    """torch would let go of what a thread leaves after Python's end of it, and ask for the GIL: as
-    the interpreter exits, that aborts the process."""
-    of_thread, found = threading.local(), []
-
-    def look_last(index):
-        of_thread.word = getattr(of_thread, "word", None) or LastWord(found)
-        return len(_get_current_function_mode_stack())
-
-    with OnesForZeros():
-        batches = list(THREADS.loader(Made(look_last, 8)))
-    assert_threads_end()
-    assert sum(batches).item() == 8, "each sample was made in the mode"
-    assert found
-    assert not any(found)

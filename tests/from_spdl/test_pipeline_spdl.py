@@ -13,11 +13,9 @@ from _gates import (
     Boom,
     CountingSource,
     asame,
-    aspread,
     no_leak,
     pipeline_of,
     same,
-    spread,
 )
 from _inside import run_of
 
@@ -116,13 +114,6 @@ def hooks(**methods):
         (
             {"queue_class": lambda info: StatsQueue(info, 1)},
             "unexpected keyword argument 'buffer_size'",
-        ),
-        (hooks(task_hook=aspread), r"'decode': Own\.task_hook .*async gen.*asynccontextmanager"),
-        (hooks(stage_hook=spread), r"'decode': Own\.stage_hook .*contextlib\.contextmanager"),
-        (hooks(stage_hook=asame), r"'decode': Own\.stage_hook .*coroutine.*asynccontextmanager"),
-        (
-            {"task_hook_factory": lambda info: [object()]},
-            r"'decode', a object, has no stage_hook",
         ),
         (
             {"task_hook_factory": lambda info: None},
