@@ -454,7 +454,7 @@ class _Pass:
 
     def snapshot(self) -> PipelineStats:
         counts = self._counts.now()
-        data = dataset_stats(self._source, counts, None)
+        data = dataset_stats(counts)
         return replace(self.pipeline.snapshot(), data=data, counts=counts)
 
     def report(self) -> Report:

@@ -309,17 +309,12 @@ class DataLoader(TorchDataLoader[T_co]):
             self.dataset, IterableDataset
         )
         one_by_one = has_samples and not is_read_at_once(self.dataset, self.collate_fn)
-        order, report = self._state.position.order, self._measured().report()
+        report = self._measured().report()
         if earlier is not None:
             from ..observe.verdict.report import joined  # it was brought by the report
 
             report = joined(earlier, report)
-        report = with_remarks_of(
-            self.dataset,
-            report,
-            one_by_one=one_by_one,
-            given=None if order is None else order.given,
-        )
+        report = with_remarks_of(self.dataset, report, one_by_one=one_by_one)
         report = replace(report, stats=self._with_data(report.stats))
         if self.persistent_workers:
             action = report.verdict.action.replace(" or persistent_workers=True", "")
@@ -331,9 +326,7 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def _with_data(self, stats: PipelineStats) -> PipelineStats:
         """Return the statistics with those of the dataset."""
-        order = self._state.position.order
-        given = None if order is None else order.given
-        return replace(stats, data=dataset_stats(self.dataset, stats.counts, given))
+        return replace(stats, data=dataset_stats(stats.counts))
 
     def _measured(self) -> EpochStats:
         measured = self._state.figures.stats

@@ -150,10 +150,6 @@ class Mixture(Dataset[T_co]):
         """
         return self._named(self._plan.counts(stop) - self._plan.counts(start))
 
-    def counts_at(self, positions: NDArray[Any]) -> dict[str, int]:
-        """Return how many of the samples at these positions come from each source."""
-        return self._named(self._positions.counts(positions))
-
     def loading_remarks(self) -> tuple[str, ...]:
         """Return the remark for a loader's report on the sources' shares of the first epoch."""
         counts = self.counts(self._length).values()
@@ -162,23 +158,6 @@ class Mixture(Dataset[T_co]):
             for name, count, length in zip(self._names, counts, self._lengths, strict=True)
         ]
         return (f"An epoch of the mixture is {', '.join(parts)}.",)
-
-    def progress_remarks(self, epoch: int, num_samples: int) -> tuple[str, ...]:
-        """Return the remark for a loader's report on what each source has given: in the epoch up to
-        ``num_samples``, and in all epochs up to there.
-        """
-        first = self.positions_of(epoch).start
-        sums = (self.counts(first + num_samples, start) for start in (first, 0))
-        now, ever = (", ".join(f"{name} {n}" for name, n in each.items()) for each in sums)
-        return (f"Samples given in epoch {epoch}: {now}. In all epochs: {ever}.",)
-
-    def progress_stats(self, epoch: int, num_samples: int) -> dict[str, float]:
-        """Return the number of samples that each source gave in an epoch, up to ``num_samples``,
-        as ``mixture/NAME``.
-        """
-        first = self.positions_of(epoch).start
-        counts = self.counts(first + num_samples, first)
-        return {f"mixture/{name}": count for name, count in counts.items()}
 
     def _named(self, counts: NDArray[np.int64]) -> dict[str, int]:
         return dict(zip(self._names, counts.tolist(), strict=True))

@@ -262,17 +262,6 @@ class Positions:
         source = bisect_right(self._firsts, sample) - 1
         return source, sample - self._firsts[source]
 
-    def counts(self, positions: NDArray[Any]) -> Int64s:
-        """Return how many of the samples at these positions come from each source."""
-        positions = np.sort(positions)
-        numbers, firsts = np.unique(positions // BLOCK_LENGTH, return_index=True)
-        counts = np.zeros(len(self._lengths), np.int64)
-        for number, own in zip(numbers.tolist(), np.split(positions, firsts)[1:], strict=True):
-            block = self._blocks.get(number) or self._computed(number * BLOCK_LENGTH, BLOCK_LENGTH)
-            samples = np.asarray(block)[own % BLOCK_LENGTH]
-            counts += np.histogram(samples, self._firsts)[0]
-        return counts
-
     def _found(self, number: int) -> memoryview[int] | None:
         """Compute a missing block, keep it and return it; None = compute the one position alone."""
         if len(self._blocks) >= _MOST_BLOCKS:

@@ -60,13 +60,6 @@ class Groups:
             return [tuple(pieces.piece(member)) for member in group]
         return [pieces.first + member for member in group]
 
-    def samples_begun(self, num_groups: int) -> NDArray[np.int64]:
-        """Return the samples that begin in the first groups."""
-        is_given = np.zeros(len(self), bool)
-        is_given[self._turns[:num_groups]] = True
-        lengths = np.diff(self._ends, prepend=0)
-        return self._pieces.begun(self._members[np.repeat(is_given, lengths)])
-
     @property
     def size(self) -> int:
         """The sum of the sizes of all samples."""
@@ -221,19 +214,6 @@ class GroupedDataset(Dataset[Any]):
         number, waste = self._plan.first_epoch
         what = self._plan.rule.waste
         return (f"An epoch has {number} groups; {waste:.2%} of their room is {what}.",)
-
-    def progress_stats(self, epoch: int, num_groups: int) -> dict[str, float]:
-        """Return the waste of an epoch as ``packing/waste``, 0 to 1, and, for groups of a mixture,
-        the number of samples that each source gave in its first ``num_groups`` as ``mixture/NAME``.
-        """
-        if self._plan is None:
-            return {}
-        stats = {"packing/waste": self.waste(epoch)}
-        if isinstance(self.dataset, Mixture):
-            positions = self._plan.groups(epoch).samples_begun(num_groups)
-            counts = self.dataset.counts_at(positions)
-            stats |= {f"mixture/{name}": count for name, count in counts.items()}
-        return stats
 
     def plan(self) -> GroupPlan:
         """Return the plan of the groups. Raises: RuntimeError: this is a worker's copy."""

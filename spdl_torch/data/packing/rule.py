@@ -65,12 +65,6 @@ class Pieces(NamedTuple):
         has_more = number + 1 < len(self.samples) and self.samples[number + 1] == sample
         return Piece(self.first + int(sample), size, int(self.starts[number]), bool(has_more))
 
-    def begun(self, numbers: NDArray[Any]) -> NDArray[np.int64]:
-        """Return the samples whose first piece is one of these."""
-        if self.samples is not None and self.starts is not None:
-            numbers = self.samples[numbers[self.starts[numbers] == 0]]
-        return self.first + numbers.astype(np.int64)
-
 
 @dataclass(frozen=True, slots=True)
 class Rule:

@@ -186,16 +186,6 @@ class Order:
         ]
 
     @property
-    def given(self) -> tuple[int, int] | None:
-        """The sampler's epoch, and how many of its samples the trainer has had on all ranks; None =
-        a sampler without epochs, or an iterable. Other threads may ask.
-        """
-        if self.workers or self.sampler_epoch is None:
-            return None
-        so_far = self._settled(self._so_far[0])
-        return self.sampler_epoch, self.start.num_samples(so_far.local_samples)
-
-    @property
     def is_vague(self) -> bool:
         """Whether a later epoch has just begun on lasting datasets whose states are unknown."""
         has_begun_alike = self.own is not None or self.start.base.num_epochs == 0 or self.finished

@@ -21,10 +21,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-# The statistics that datasets keep of themselves, by name: {"cache/found": 20}. Methods of their
-# classes provide them: loading_counts(), which every worker counts for itself, and which are added
-# up over threads and processes; and progress_stats(epoch, num_given), which follows from the loop's
-# position, and is asked of the trainer's dataset alone.
+# The statistics that datasets keep of themselves, by name: {"cache/found": 20}. loading_counts() of
+# their classes provides them: every worker counts for itself, and the sums over threads and
+# processes are shown.
 
 
 def counting_datasets(dataset: Any) -> Iterator[Any]:
@@ -38,21 +37,13 @@ def counting_datasets(dataset: Any) -> Iterator[Any]:
             yield each
 
 
-def dataset_stats(
-    dataset: Any, counts: Mapping[str, float], given: tuple[int, int] | None
-) -> dict[str, float]:
-    """Return the statistics of an epoch.
-
-    counts: the sums of ``loading_counts()`` over all workers. given: the epoch, and the samples of
-    it that the loop has had on all ranks; None = unknown.
-    """
+def dataset_stats(counts: Mapping[str, float]) -> dict[str, float]:
+    """Return the statistics of an epoch. counts: the sums of ``loading_counts()`` over all
+    workers."""
     stats = {name: count for name, count in counts.items() if not name.startswith("packing/")}
     room = counts.get("packing/room", 0)
     if room:
         stats["packing/waste"] = 1 - counts["packing/size"] / room
-    # Only the outermost dataset knows what the sampler's numbers mean.
-    if given is not None and hasattr(type(dataset), "progress_stats"):
-        stats |= dataset.progress_stats(*given)
     return stats
 
 

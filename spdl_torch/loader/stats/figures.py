@@ -4,7 +4,7 @@ the remarks of its report: on the dataset, its samples, and the start of its wor
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch.utils.data import IterableDataset
 
@@ -96,23 +96,16 @@ def _with_workers(placement: Placement, count: int) -> Placement:
     return replace(placement, num_workers=count, num_processes=num_processes)
 
 
-def with_remarks_of(
-    dataset: object, report: Report, *, one_by_one: bool, given: tuple[int, int] | None = None
-) -> Report:
+def with_remarks_of(dataset: object, report: Report, *, one_by_one: bool) -> Report:
     """Return the report with an action that works for the dataset, with the remarks of
     ``loading_remarks()`` of the dataset and of those in it, and a remark on short samples.
-    ``one_by_one``: each sample takes its own call. ``given``: the epoch, and the samples of it that
-    the loop has had on all ranks, for ``progress_remarks()`` of a dataset that has it; None =
-    unknown.
+    ``one_by_one``: each sample takes its own call.
     """
     from ...observe.verdict.report import with_remarks  # the report has brought it
 
     report = _with_action_for(dataset, report)
     if one_by_one:
         report = with_remarks(report, *_remarks_on_short_samples(dataset, report))
-    if given is not None and hasattr(type(dataset), "progress_remarks"):
-        asked: Any = dataset
-        report = with_remarks(report, *asked.progress_remarks(*given))
     remarks: dict[str, None] = {}  # each once: several datasets may say the same
     for each in all_datasets(dataset):
         # Ask the class: an object that answers to any attribute name would seem to have it.
