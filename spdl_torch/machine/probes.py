@@ -60,7 +60,7 @@ class _Probe:
         self._gc_ns = 0
         self._garbage = Collections()
         self._long_collections: list[Collection] = []
-        self._times = ThreadTimes(_OWN_NAME)
+        self._times = ThreadTimes()
 
     def start(self, user: object) -> bool:
         """Start probing for ``user``; it ends when all users have stopped it. Return

@@ -25,6 +25,16 @@ from .starting import started_ns
 T = TypeVar("T")
 
 _OURS = "spdl-"
+_WATCHERS = {
+    "spdl-probe",
+    "spdl-stats",
+    "spdl-stats-recorder",
+    "spdl-stats-writer",
+    "spdl-collections",
+    "spdl-flight-recorder",
+}
+"""Of ours, those that watch the others, and work for nobody. A stage's end with a number."""
+
 _CODECS = "av:"
 _TASKS = "/proc/self/task"
 _LONGEST_NAME = 15  # as Linux has it
@@ -54,8 +64,7 @@ class _Seen(NamedTuple):
 class ThreadTimes:
     """Counters that only grow: a window is the difference of two readings."""
 
-    def __init__(self, own_name: str) -> None:
-        self._own_name = own_name  # of the thread that reads, which works for nobody
+    def __init__(self) -> None:
         # Re-entrant: the garbage collector may run a finalizer, which reads, on a thread that
         # holds it.
         self._lock = RLock()
@@ -105,7 +114,9 @@ class ThreadTimes:
         """Count the calling thread, one of ours, for the last time."""
         number = threading.get_native_id()
         then = self._seen.get(number)
-        then = then or self._born(_Kind.WORKER, threading.current_thread())
+        if then is None:
+            thread = threading.current_thread()
+            then = self._born(self._kind_of(number, thread), thread)
         cpu_ns, now_ns = thread_time_ns(), perf_counter_ns()
         delay_ns = _delay_of(number, then, cpu_ns, now_ns)
         if delay_ns is not None:
@@ -160,11 +171,11 @@ class ThreadTimes:
         if number == self._alone:
             return _Kind.WORKER
         if thread is not None:
-            is_ours = thread.name.startswith(_OURS) and thread.name != self._own_name
+            is_ours = thread.name.startswith(_OURS) and thread.name not in _WATCHERS
             return _Kind.WORKER if is_ours else _Kind.OTHER
         name = _name_of(number)
-        # The reader starts no thread; one that ends may have left Python's list already.
-        is_started = name.startswith((_OURS, _CODECS)) and name != self._own_name
+        # Watchers start no thread; one that ends may have left Python's list already.
+        is_started = name.startswith((_OURS, _CODECS)) and name not in _WATCHERS
         return _Kind.HELPER if is_started else _Kind.OTHER
 
 

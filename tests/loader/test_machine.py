@@ -2,6 +2,8 @@
 
 import hashlib
 import os
+import threading
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -9,7 +11,7 @@ from functools import partial
 
 import pytest
 from _datasets import SafeIndices
-from _gates import in_thread, result_of
+from _gates import PATIENCE_SECONDS, in_thread, result_of
 from _readings import shown
 
 from spdl_torch import DataLoader, PipelineDataset
@@ -18,8 +20,8 @@ from spdl_torch.loader import user_warnings
 from spdl_torch.machine import limits
 from spdl_torch.machine.probes import probe_counters
 from spdl_torch.machine.readings import probes_between
-from spdl_torch.observe import Cause, make_report
-from spdl_torch.pipeline import PipelineBuilder
+from spdl_torch.observe import Cause, flight_recorder, make_report, recording
+from spdl_torch.pipeline import PipelineBuilder, TaskStatsHook
 
 
 @pytest.fixture
@@ -96,6 +98,33 @@ def test_one_batch_is_enough_to_measure_waits_for_a_core(kind):
     assert report.probes.helper_cores is not None
     assert report.probes.num_cores == limits.usable_cores()
     assert "no core for" in shown(report)
+
+
+@LINUX
+def test_threads_that_watch_have_no_part_in_waits_for_a_core(tmp_path):
+    """Those of hooks, recordings and a flight recorder wait most of the time: the share of the
+    workers', over whose time their own waits are added up, stays as it is without them."""
+    gate = threading.Barrier(3)
+
+    def op(item):
+        gate.wait(PATIENCE_SECONDS)
+        gate.wait(PATIENCE_SECONDS)
+
+    class Hook(TaskStatsHook):
+        def interval_stats_callback(self, stats):
+            pass
+
+    builder = PipelineBuilder().add_source(range(2)).pipe(op, name="op", concurrency=2).add_sink()
+    pipeline = builder.build(task_hook_factory=lambda info: [Hook(info, 3600)])
+    with recording(pipeline, tmp_path / "run.db"), flight_recorder(tmp_path), pipeline.auto_stop():
+        gate.wait(PATIENCE_SECONDS)
+        before, _, after = probe_counters(), time.sleep(0.3), probe_counters()
+        names = {each.name for each in threading.enumerate() if each.name.startswith("spdl-")}
+        gate.wait(PATIENCE_SECONDS)
+    at_work = names & {"spdl-src", "spdl-op-0", "spdl-op-1"}
+    assert len(names - at_work) == 6  # of hooks, of the recording three, the recorder, the probe
+    num_counted = (after.thread_ns - before.thread_ns) / (after.wall_ns - before.wall_ns)
+    assert num_counted == pytest.approx(len(at_work), abs=0.1)
 
 
 def test_pipeline_without_statistics_has_no_probes():
