@@ -51,7 +51,7 @@ PAGES = {
     "spdl_torch.lightning": "trainers",
     "spdl_torch.observe": "statistics",
     "spdl_torch.pipeline": "pipeline",
-    "spdl_torch.data.subprocesses.pipelines": "pipeline",
+    "spdl_torch.data.subprocesses": "pipeline",
     "spdl_torch.testing": "testing",
     "spdl_torch.spdl.dataloader": "spdl",
     "spdl_torch.spdl.examples.sqlite_stats_logger": "spdl",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .packing.collate import pad_collate as pad_collate
     from .packing.dataset import GroupedDataset as GroupedDataset, GroupSampler as GroupSampler
     from .packing.pack import GroupedStream as GroupedStream, bucket as bucket, pack as pack
-    from .subprocesses.pipelines import (
+    from .subprocesses import (
         iterate_in_subprocess as iterate_in_subprocess,
         run_pipeline_in_subprocess as run_pipeline_in_subprocess,
     )

@@ -13,29 +13,32 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
 
 import torch
+from torch.utils.data import IterableDataset
 
-from ...checks import check_whole
-from ...engine.definition import BuildOptions
-from ...errors import PipelineStopped, UnsupportedOptionError
-from ...loader.dataloader import DataLoader
-from ...loader.error_notes import is_of_handler
-from ...locks import RLock
-from ...objects.generator_states import GeneratorStates
-from ...observe.verdict.report import make_report
-from ...pipeline.builder import PipelineBuilder
-from .items import Passes, Sent, SubprocessItems
+from ..checks import check_whole
+from ..engine.definition import BuildOptions
+from ..errors import PipelineStopped, UnsupportedOptionError
+from ..loader.dataloader import DataLoader
+from ..loader.error_notes import is_of_handler
+from ..locks import RLock
+from ..objects.generator_states import GeneratorStates
+from ..observe.verdict.report import make_report
+from ..pipeline.builder import PipelineBuilder
+from ..pipeline.pipeline import Pipeline
 
 if TYPE_CHECKING:
-    from ...engine.definition import MaxFailures, PipelineSpec
-    from ...engine.hooks import HookFactory
-    from ...engine.stage_hooks import StatsQueue
-    from ...engine.statistics import PipelineStats
-    from ...observe.verdict.report import Report
+    from ..engine.definition import MaxFailures, PipelineSpec
+    from ..engine.hooks import HookFactory
+    from ..engine.stage_hooks import StatsQueue
+    from ..engine.statistics import PipelineStats
+    from ..observe.verdict.report import Report
 
     Initializer = Callable[[], object]
 
@@ -44,6 +47,7 @@ __all__ = ["SubprocessIterable", "iterate_in_subprocess", "run_pipeline_in_subpr
 T = TypeVar("T")
 
 _PREFIX = "DataLoader"
+_STATS_SECONDS = 0.1  # the minimum between readings sent; the end of a pass always has one
 
 _CUT_SHORT = (
     ": Ctrl-C, or what a signal's handler raised, has ended the child process while a loop waited "
@@ -293,3 +297,116 @@ def _check_context(name: str, context: Any) -> None:
             "that moment would stay held in the child for ever. Pass "
             '"forkserver" or "spawn", or leave it out.'
         )
+
+
+# The child's end: an iterable as the dataset of a loader's one worker.
+
+
+class Sent(NamedTuple):
+    """An item as the child sends it, with the current statistics if they are due."""
+
+    item: Any
+    stats: PipelineStats | None
+    is_last: bool = False
+    """Whether it is the end of a pass, which has statistics and no item."""
+
+
+class SubprocessItems(IterableDataset[Sent]):
+    """The dataset of the child's one worker: makes the iterable there, and yields its items and
+    statistics."""
+
+    def __init__(
+        self,
+        make: Callable[[], Iterable[Any]],
+        initializers: list[Initializer],
+        states: GeneratorStates,
+    ) -> None:
+        self._make = make
+        self._initializers = initializers
+        self._states: GeneratorStates | None = states
+        self._iterable: Iterable[Any] | None = None
+
+    def __copy__(self) -> SubprocessItems:
+        return self  # there is one worker
+
+    def __iter__(self) -> Iterator[Sent]:
+        if self._states is not None:
+            _on_a_plain_thread(partial(self._set_up, self._states))
+            self._states.restore()  # those of this worker, too
+            self._states = None
+        if self._iterable is None:
+            self._iterable = _on_a_plain_thread(self._make)
+        iterable, iterator = self._iterable, iter(self._iterable)
+        if iterator is iterable:  # used up after this pass
+            self._iterable = None
+        due = monotonic()
+        for item in iterator:
+            stats, now = None, monotonic()
+            if now >= due:
+                stats, due = _stats_of(iterable), now + _STATS_SECONDS
+            yield Sent(item, stats)
+            del item  # do not keep it alive while waiting for the next one
+        if (stats := _stats_of(iterable)) is not None:
+            yield Sent(None, stats, is_last=True)
+
+    def _set_up(self, states: GeneratorStates) -> None:
+        # Threads started later, such as a pipeline's, begin with this setting: as in torch's
+        # workers, none of them starts a team of intra-op threads.
+        torch.set_num_threads(1)
+        states.restore()
+        for initializer in self._initializers:
+            initializer()
+
+
+def _stats_of(iterable: Any) -> PipelineStats | None:
+    """Read a pipeline's or a dataset's statistics; None = it is neither, or nothing has run yet."""
+    method = getattr(type(iterable), "snapshot", None)
+    if not getattr(method, "__module__", "").startswith("spdl_torch."):
+        return None  # a user's own function of that name is none of ours to call
+    try:
+        figures: PipelineStats | None = iterable.snapshot()
+    except RuntimeError:
+        return None
+    return figures
+
+
+class Passes:
+    """The child's pipelines: one for each pass, or one for all epochs."""
+
+    def __init__(self, config: PipelineSpec[Any], options: BuildOptions) -> None:
+        self._config = config
+        self._options = options
+        self._pipeline: Pipeline[Any] | None = None
+        if config.src.continuous:
+            self._build()
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self._config.src.continuous:
+            with self._build().auto_stop() as pipeline:
+                yield from pipeline
+            return
+        pipeline = self._pipeline or self._build()
+        try:
+            yield from pipeline
+        except Exception:
+            self._pipeline = None  # it has ended; the next epoch needs a new one
+            raise
+
+    def _build(self) -> Pipeline[Any]:
+        self._pipeline = Pipeline(self._config, self._options)
+        self._pipeline.start()
+        return self._pipeline
+
+    def snapshot(self) -> PipelineStats | None:
+        """Return the statistics of the pipeline that runs, or ran last; None = there was none."""
+        return None if self._pipeline is None else self._pipeline.snapshot()
+
+
+def _on_a_plain_thread(function: Callable[[], T]) -> T:
+    """Call ``function`` on a new thread and return its result.
+
+    A loader's worker has its own random streams and intra-op setting; set-up code has to see those
+    of the process, and of the threads that start here.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="spdl-set-up") as threads:
+        return threads.submit(function).result()

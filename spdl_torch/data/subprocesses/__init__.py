@@ -1,1 +1,0 @@
-"""Pipelines and iterables that run entirely in a child process."""
