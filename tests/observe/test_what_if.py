@@ -144,6 +144,14 @@ def test_what_cannot_be_known_is_said_to_be_unknown():
         assert "cannot be known" in str(found)
 
 
+def test_long_calls_do_not_take_more_than_the_workers_have():
+    """Those that began before the window count as a whole."""
+    report = simulated(num_workers=2, num_cores=8, waits=2 * MS)
+    (fetch,) = report.stats.stages
+    stats = replace(report.stats, stages=(replace(fetch, busy_ns=3 * fetch.busy_ns),))
+    assert replace(report, stats=stats).what_if(num_workers=4).gain == pytest.approx(1)
+
+
 def test_processes_do_not_show_what_threads_would_do():
     """Nobody looked at the trainer's GIL with them."""
     report = simulated(num_workers=2, in_processes=True, gil=2 * MS)

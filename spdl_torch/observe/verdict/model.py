@@ -177,11 +177,12 @@ def _least_seconds(
             "the workers are in processes, and nothing shows how they would share the trainer's GIL"
         )
     # The seconds of a batch in the ops: on a core, and waiting, neither for a core nor for the GIL.
-    busy = sum(stage.tasks.busy_time for stage in own) / num_batches
+    has = seconds if inline else own[0].thread_time / num_batches
+    # A call that began before the window counts as a whole.
+    busy = min(has, sum(stage.tasks.busy_time for stage in own) / num_batches)
     cpu = sum(stage.tasks.ave_cpu_time * stage.tasks.num_tasks for stage in own) / num_batches
     cpu = min(busy, cpu)
     other_cpu = max(0.0, probes.cores_used * seconds - cpu)
-    has = seconds if inline else own[0].thread_time / num_batches
     waits = overhead = gil = 0.0
     if cause is Cause.GIL:
         gil = seconds
