@@ -35,8 +35,6 @@ _BLOCK_BYTES = 8 << 20
 
 _SKIP_BYTES = 1 << 20
 
-_briefly = RetryPolicy(3)  # of what can be done without
-
 _CONNECT_SECONDS = 30.0
 _SILENCE_SECONDS = 60.0  # between two pieces of a web server's response
 
@@ -86,15 +84,15 @@ def open_resuming(
     return cast("BinaryIO", io.BufferedReader(raw, _BUFFER_BYTES))
 
 
-def version_of(url: str, storage_options: Mapping[str, Any]) -> Version:
-    """Return the version that a file has now. Raises: as opening it, but soon."""
+def version_of(url: str, policy: RetryPolicy, storage_options: Mapping[str, Any]) -> Version:
+    """Return the version that a file has now. Raises: as opening it."""
 
     def ask() -> Version:
         system, path = file_system(url, storage_options)
         system.invalidate_cache(path)
         return _version_in(info_of(system, path))
 
-    return _briefly.repeat(ask, url)
+    return policy.repeat(ask, url)
 
 
 class _Resuming(io.RawIOBase):

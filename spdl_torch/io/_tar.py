@@ -8,7 +8,7 @@ import io
 import lzma
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, cast
 
 from spdl_torch.errors import DecodeError
@@ -29,12 +29,13 @@ def iter_tarfile(
 ) -> Iterator[tuple[str, bytes]]:
     """Yield the files of a tar archive, in its order: ``(name, content)``.
 
-    src: the archive's bytes, or a binary file that has at least ``read``; may be compressed by
-        gzip, bzip2 or xz. Links, folders and devices are skipped; nothing is ever written.
+    src: the archive's bytes, or a binary file that can seek or ``peek``, as ``io.BufferedReader``
+        makes of others; may be compressed by gzip, bzip2 or xz. Links, folders and devices are
+        skipped; nothing is ever written.
     max_member_bytes: the largest file allowed in the archive, so that a damaged or hostile one
         cannot fill the memory.
     Raises: DecodeError: not a tar archive, damaged, truncated, or with a larger file; the message
-        has the name of the last good one.
+        has the byte.
     """
     if isinstance(src, bytes | bytearray | memoryview):
         src, name = cast("BinaryIO", io.BytesIO(src)), "<bytes>"
@@ -71,15 +72,14 @@ class TarReader:
     ) -> None:
         self._name = name
         self._max_bytes = max_member_bytes
-        self._file, self._packed, self._seekable = _unpacked(file, name)
-        self.is_compressed = self._packed is not None
-        """Whether offsets in the tar differ from those in the file."""
+        self._file, self.is_compressed = _unpacked(file)
+        """The second: whether offsets in the tar differ from those in the file."""
+        self._can_skip = not self.is_compressed and file.seekable()
         self.offset = start
         """The byte, of the decompressed tar, that is read next: after ``advance`` the first one of
         the file's content."""
         self._size = self._padding = 0  # bytes of the content that are not read yet, and behind it
         self._member = ""
-        self._last_good: str | None = None
         self._defaults: dict[str, str] = {}  # for all members (pax global headers)
 
     @property
@@ -122,7 +122,6 @@ class TarReader:
         size, self._size = self._size, 0
         content = self._take(size, repr(self._member)) if size else b""
         self._skip()
-        self._last_good = self._member
         return content
 
     def _enter(self, name: str, size: int) -> tuple[str, int]:
@@ -158,13 +157,12 @@ class TarReader:
         """Pass what is left of a file, and what fills its last block."""
         if self._size:
             # All but the last byte: only reading that one shows that it is there.
-            if self._seekable:
+            if self._can_skip:
                 self._file.seek(self._size - 1, io.SEEK_CUR)
                 self.offset += self._size - 1
                 self._size = 1
             while self._size:
                 self._size -= len(self._take(min(self._size, 1 << 20), repr(self._member)))
-            self._last_good = self._member
         if self._padding:
             padding, self._padding = self._padding, 0
             self._take(padding, "padding")
@@ -185,10 +183,11 @@ class TarReader:
     def _read(self, size: int) -> bytes:
         try:
             return self._file.read(size)
-        except unless_of_handler(Exception) as error:
-            if self._packed is None or error is self._packed.error:
-                raise  # the file's own error: a lost connection is not a damaged archive
-            # Every decompressor raises errors of its own classes.
+        except unless_of_handler(*_DAMAGE, OSError) as error:
+            # The file's own error is none of damage: a lost connection. That of bzip2 has no class.
+            is_bzip2s = type(error) is OSError and error.errno is None
+            if not self.is_compressed or not (isinstance(error, _DAMAGE) or is_bzip2s):
+                raise
             raise self._error(f"cannot be decompressed: {error}") from error
 
     def _read_tail(self) -> None:
@@ -201,29 +200,20 @@ class TarReader:
         field = header[148:156]
         rest = self._number(field) - 8 * 0x20
         # The low half of Adler-32 is the sum of the bytes plus one, modulo 65521: as good a check,
-        # and twenty times as quick as sum(). Some old programs added signed bytes.
-        if zlib.adler32(header) & 0xFFFF != (rest + sum(field) + 1) % 65521 and rest != sum(
-            byte - 256 * (byte > 127) for byte in header[:148] + header[156:]
-        ):
+        # and twenty times as quick as sum().
+        if zlib.adler32(header) & 0xFFFF != (rest + sum(field) + 1) % 65521:
             raise self._bad_header()
         return self._number(header[124:136])
 
     def _number(self, field: bytes) -> int:
-        try:
-            return int(field.rstrip(b"\0 ") or b"0", 8)
-        except unless_of_handler(ValueError):
-            pass
-        if field[0] in (0x80, 0xFF):  # too large for octal digits: base 256, two's complement
-            value = int.from_bytes(field[1:], "big")
-            return value - (1 << 8 * (len(field) - 1) if field[0] == 0xFF else 0)
+        if field[0] == 0x80:  # too large for octal digits: base 256
+            return int.from_bytes(field[1:], "big")
         try:
             return int(field.partition(b"\0")[0].strip() or b"0", 8)
         except unless_of_handler(ValueError):
             raise self._bad_header() from None
 
     def _cut(self, size: int, what: str, num_left: int) -> DecodeError:
-        if self.offset == num_left == 0:
-            return self._error("the file is empty")
         if what != _HEADER or num_left:
             return self._error(f"cut short: {what} needs {size} bytes, {num_left} are left")
         text = "it ends without the two empty blocks at its end, so files may be missing"
@@ -233,80 +223,30 @@ class TarReader:
         return self._error("not a tar archive" if self.offset == _BLOCK else "a damaged header")
 
     def _error(self, what: str) -> DecodeError:
-        good = f"after {self._last_good!r}" if self._last_good else "before any file was read"
-        return DecodeError(f"{self._name}: {what} (at byte {self.offset} of the tar, {good}).")
+        return DecodeError(f"{self._name}: {what} (at byte {self.offset} of the tar).")
 
 
-class _Packed(io.RawIOBase):
-    """A file from its beginning, and the error that reading it raised, if any."""
-
-    def __init__(self, head: bytes, file: BinaryIO) -> None:
-        self._head, self._file = head, file
-        self.error: BaseException | None = None
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # only memoryviews come
-        size = len(buffer)
-        content, self._head = self._head[:size], self._head[size:]
-        if not content:
-            try:
-                content = self._file.read(size)
-            except BaseException as error:
-                self.error = error
-                raise
-        buffer[: len(content)] = content
-        return len(content)
-
-
-def _unpacked(file: BinaryIO, name: str) -> tuple[BinaryIO, _Packed | None, bool]:
-    """Return the file to read the tar from, the one it decompresses, and whether it can seek.
+def _unpacked(file: BinaryIO) -> tuple[BinaryIO, bool]:
+    """Return the file to read the tar from, and whether that decompresses the one that is given.
 
     The content decides, never the name.
     """
-    head = file.read(6)
-    if head.startswith(b"\x28\xb5\x2f\xfd"):
-        raise DecodeError(
-            f"{name}: compressed by zstd, which is not supported. Write the tar plain, or compress "
-            "it by gzip: zstd -dc FILE | gzip > FILE.gz"
-        )
+    if file.seekable():
+        head = file.read(_HEAD_BYTES)
+        file.seek(-len(head), io.SEEK_CUR)
+    else:
+        head = cast("io.BufferedReader", file).peek(_HEAD_BYTES)
     opens = next((way for magic, way in _PACKED if head.startswith(magic)), None)
-    if opens is None and _sought_back(file, len(head)):
-        return file, None, True
-    packed = _Packed(head, file)
-    buffered = io.BufferedReader(packed, 1 << 17)
-    if opens is None:
-        return cast("BinaryIO", buffered), None, False
-    return opens(buffered), packed, False
+    return (file, False) if opens is None else (opens(file), True)
 
 
-def _sought_back(file: BinaryIO, size: int) -> bool:
-    """Seek back and return whether that worked; not every file that claims to seek does."""
-    try:
-        if file.seekable():
-            file.seek(-size, io.SEEK_CUR)
-            return True
-    except unless_of_handler(
-        AttributeError, OSError, ValueError
-    ):  # io.UnsupportedOperation is both of the last
-        pass
-    return False
-
-
-def _gunzip(file: io.BufferedReader) -> Any:
-    try:
-        from isal import igzip  # inflates two to three times as fast
-    except ImportError:
-        return gzip.GzipFile(fileobj=file)
-    return igzip.GzipFile(fileobj=file)
-
-
-_PACKED: tuple[tuple[bytes, Any], ...] = (
-    (b"\x1f\x8b", _gunzip),
+_HEAD_BYTES = 6
+_PACKED: tuple[tuple[bytes, Callable[..., Any]], ...] = (
+    (b"\x1f\x8b", lambda file: gzip.GzipFile(fileobj=file)),
     (b"BZh", bz2.BZ2File),
     (b"\xfd7zXZ\0", lzma.LZMAFile),
 )
+_DAMAGE = (zlib.error, gzip.BadGzipFile, lzma.LZMAError, EOFError)
 
 
 def _name_in(header: bytes) -> str:

@@ -6,7 +6,6 @@ import gzip
 import io
 import logging
 import lzma
-import sys
 import tarfile
 from itertools import islice
 from pathlib import Path
@@ -44,7 +43,7 @@ def test_files_are_those_of_the_standard_library(kind, files):
         return  # a name that ustar cannot hold
     expected = tarfile_reads(archive)
     assert list(iter_tarfile(archive)) == expected
-    assert list(iter_tarfile(Pipe(archive))) == expected
+    assert list(iter_tarfile(io.BufferedReader(Pipe(archive)))) == expected
     reader = TarReader(io.BytesIO(archive), "x")
     assert list(iter(reader.advance, None)) == [(n, len(c)) for n, c in expected]
 
@@ -55,7 +54,7 @@ def test_archive_is_decompressed_when_its_content_says_so(compress):
     archive = shard_of(0, 50)
     packed = compress(archive)
     assert list(iter_tarfile(packed)) == tarfile_reads(archive)
-    assert list(iter_tarfile(Pipe(packed))) == tarfile_reads(archive)
+    assert list(iter_tarfile(io.BufferedReader(Pipe(packed)))) == tarfile_reads(archive)
 
 
 ARCHIVE = tar_of([("d/0001.jpg", b"a" * 700), ("d/0001.cls", b"7"), ("é" * 200, b"c" * 1024)])
@@ -70,11 +69,9 @@ def test_archive_that_was_cut_short_is_a_decode_error(pack, skip):
     whole = [name for name, _ in tarfile_reads(ARCHIVE)]
     for cut in range(0, END if pack is bytes else len(packed), 1 if pack is gzip.compress else 37):
         found = []
-        with pytest.raises(DecodeError, match=r"shard-1\.tar: ") as caught:
+        with pytest.raises(DecodeError, match=r"shard-1\.tar: .* \(at byte"):
             walk(io.BytesIO(packed[:cut]), skip, found)
         assert found == whole[: len(found)]
-        good = ["before any file", *(repr(name) for name in found)][-2:]
-        assert any(name in str(caught.value) for name in good)
 
 
 def walk(file, skip, found):
@@ -86,15 +83,13 @@ def walk(file, skip, found):
         found.append(member[0])
 
 
-@pytest.mark.parametrize("isal", [True, False], ids=["isal", "zlib"])
+@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])
 @given(st.data(), st.integers(1, 255))
-def test_damaged_byte_of_gzip_is_a_decode_error(isal, data, change):
-    """Its checksum finds every one that matters, whichever library inflates."""
-    damaged = bytearray(gzip.compress(ARCHIVE))
+def test_damaged_byte_is_a_decode_error(compress, data, change):
+    """Checksums find every one that matters."""
+    damaged = bytearray(compress(ARCHIVE))
     damaged[data.draw(st.integers(10, len(damaged) - 1))] ^= change
-    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(DecodeError):
-        if not isal:
-            patch.setitem(sys.modules, "isal", None)
+    with contextlib.suppress(DecodeError):
         assert list(iter_tarfile(bytes(damaged))) == tarfile_reads(ARCHIVE)
 
 
@@ -111,13 +106,11 @@ def header(name=b"x", size=b"00000000010\0", kind=b"0"):
 @pytest.mark.parametrize(
     ("archive", "message"),
     [
-        (b"", "the file is empty"),
+        (b"", "ends without the two empty blocks"),
         (b"PK\3\4" * 200, "not a tar archive"),
-        (b"junk" * 500, "before any file was read"),
-        (b"\x28\xb5\x2f\xfd", "compressed by zstd"),
         (header(size=b"77777777777\0"), "'x' claims 8589934591 bytes; the limit is 1000"),
         (header(size=b"\x80" + b"\xff" * 11), "'x' claims 309485009821345068724781055 bytes"),
-        (header(size=b"\xff" * 12), "'x' claims -1 bytes"),
+        (header(size=b"\xff" * 12), "not a tar archive"),
         (header(size=b"0000000009x\0"), "not a tar archive"),
         (header(kind=b"L", size=b"77777777777\0"), "a name claims 8589934591 bytes"),
         (header(kind=b"x") + b"99999 a=b\n".ljust(512, b"\0"), "a damaged extended header"),
@@ -141,14 +134,14 @@ def test_error_of_the_file_is_not_taken_for_damage(pack):
     """A lost connection stays the OSError it is, below a decompressor too."""
 
     class Lost(Pipe):
-        def read(self, size=-1):
+        def readinto(self, buffer):
             if self._file.tell() > 1000:
                 raise ConnectionResetError("lost")
-            return super().read(min(size, 500))
+            return super().readinto(buffer[:500])
 
     archive = ARCHIVE if pack is bytes else gzip.compress(ARCHIVE, compresslevel=0)
     with pytest.raises(ConnectionResetError, match="lost"):
-        list(iter_tarfile(Lost(archive)))
+        list(iter_tarfile(io.BufferedReader(Lost(archive))))
 
 
 @pytest.fixture
@@ -240,13 +233,13 @@ def test_parts_have_shards_of_their_own_or_take_turns(shards):
 
 
 def test_damaged_shard_is_named_or_skipped_on_request(shards, caplog):
-    """With the last good file, after the samples before it. Where its rest is left out, the log
+    """With the byte, after the samples before it. Where its rest is left out, the log
     says so; a missing shard is still an error."""
     path = Path("train-003.tar")
     path.write_bytes(path.read_bytes()[:7000])
     samples = iter(TarShards(shards))
     assert keys(islice(samples, 12)) == ALL[:12]
-    with pytest.raises(DecodeError, match=r"train-003\.tar: cut short: .* after '000011\.cls'"):
+    with pytest.raises(DecodeError, match=r"train-003\.tar: cut short: '000012.jpg' needs"):
         list(samples)
     source = TarShards(shards, on_error="skip")
     with caplog.at_level(logging.WARNING):

@@ -61,8 +61,8 @@ class Pipe(io.RawIOBase):
     def readable(self):
         return True
 
-    def read(self, size=-1):
-        return self._file.read(min(size, 700) if size >= 0 else size)
+    def readinto(self, buffer):
+        return self._file.readinto(memoryview(buffer)[:700])
 
 
 def keys(samples):

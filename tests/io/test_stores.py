@@ -440,25 +440,6 @@ def test_parquet_of_a_busy_server_is_asked_again(web):
             kind(web.url("none.parquet"))
 
 
-def test_copies_of_parquet_need_no_store(web, tmp_path, caplog):
-    """They are read as shards are: also where it sends no ranges, which Parquet alone needs. One
-    that somebody has cut is made anew."""
-    url = put_rows(web)
-    web.ranges = web.says_length = False
-    with pytest.raises(OSError, match=r"a\.parquet: the server sends .* Pass cache=FOLDER"):
-        Parquet(url)
-    assert len([*Parquet(url, cache=tmp_path)]) == 400
-    web.ranges = web.says_length = True
-    assert len([*Parquet(url, cache=tmp_path)]) == 400
-    web.files.clear()
-    assert len([*Parquet(url, cache=tmp_path)]) == 400
-    assert "are read from their copies, new or old" in caplog.text
-    put_rows(web)
-    for copy in tmp_path.rglob("*.tar"):
-        os.truncate(copy, 1000)
-    assert len([*Parquet(url, cache=tmp_path)]) == 400
-
-
 @pytest.mark.parametrize("place", ["tags", "dates", "path"])
 def test_parquet_that_was_replaced_by_one_of_its_size_is_an_error(web, tmp_path, place):
     """By the version that the server gives, strong tags or dates; of a path, by its time."""
@@ -478,7 +459,7 @@ def test_parquet_that_was_replaced_by_one_of_its_size_is_an_error(web, tmp_path,
     assert source[0]["n"] == kept[0]["n"] == 0
     put(1000, 22)
     for read in (lambda: source[150], lambda: list(source), lambda: late[0], lambda: list(late)):
-        with pytest.raises(SourceChangedError, match=r"a\.parquet: changed"):
+        with pytest.raises(SourceChangedError, match=r"a\.parquet.*: changed"):
             read()
     if place != "path":
         assert kept[150]["n"] == 150
@@ -682,21 +663,6 @@ def test_error_names_the_copy_that_is_damaged(web, tmp_path, is_indexed):
         list(source)
     copy.unlink()
     assert numbers_of(source) == [*range(9)]
-
-
-def test_copy_is_used_where_the_store_cannot_be_asked(web, tmp_path, caplog):
-    """The last one, with a warning, and only one source's first question."""
-    urls = [web.url(f"{number}.tar") for number in range(2)]
-    for first in (9, 0):
-        for number, url in enumerate(urls):
-            web.put(f"{number}.tar", shard_of(9, first=first + 9 * number))
-            assert len(numbers_of(TarShards(url, cache=tmp_path))) == 9
-    web.files.clear()
-    web.requests.clear()
-    assert numbers_of(TarShards(urls, cache=tmp_path, ahead=0)) == [*range(18)]
-    assert {path for _, path, _ in web.requests} == {"/bucket/0.tar"}
-    (record,) = caplog.records
-    assert "are read from their copies, new or old" in record.message
 
 
 def test_shard_that_was_replaced_before_it_was_downloaded_is_an_error(web, tmp_path):

@@ -26,14 +26,14 @@ def columns_of(table: pa.Table | pa.RecordBatch) -> dict[str, Any]:
 
     The tensors have memory of their own, which can be written.
     """
-    return {name: _column_of(name, each) for name, each in _named_arrays(table)}
+    return {name: _column(each) for name, each in _named_arrays(table)}
 
 
 def rows_of(table: pa.Table | pa.RecordBatch) -> Iterator[dict[str, Any]]:
     """Yield the rows: dicts of numpy's scalars, of tensors where a value has dimensions, and of
     Python's objects."""
     names = table.schema.names
-    columns = [_values(_column_of(name, each)) for name, each in _named_arrays(table)]
+    columns = [_values(_column(each)) for _, each in _named_arrays(table)]
     for row in zip(*columns, strict=True):
         yield dict(zip(names, row, strict=True))
 
@@ -104,14 +104,6 @@ def _named_arrays(table: pa.Table | pa.RecordBatch) -> Iterator[tuple[str, pa.Ar
         yield name, column if hasattr(column, "offset") else column.combine_chunks()
 
 
-def _column_of(name: str, array: pa.Array) -> Any:
-    try:
-        return _column(array)
-    except Exception as error:
-        error.add_note(f"in column {name!r} of {array.type}; Parquet(columns=) can leave it out")
-        raise
-
-
 def _column(array: pa.Array) -> Any:
     """Return a tensor, or a list with a value for each row."""
     import pyarrow as pa
@@ -125,22 +117,11 @@ def _column(array: pa.Array) -> Any:
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     kind = array.type
-    if _is_number(kind):
-        return _numbers(array)
+    if _is_number(kind) and not array.null_count:
+        return torch.from_numpy(np.array(array.to_numpy(zero_copy_only=False)))
     if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _lists(array)
     return array.to_pylist()
-
-
-def _numbers(array: pa.Array) -> Any:
-    import pyarrow as pa
-
-    if array.null_count:
-        zero = False if pa.types.is_boolean(array.type) else 0
-        values = array.fill_null(zero).to_numpy(zero_copy_only=False)
-        valid = array.is_valid().to_numpy(zero_copy_only=False)
-        return [each if known else None for each, known in zip(values, valid, strict=True)]
-    return torch.from_numpy(np.array(array.to_numpy(zero_copy_only=False)))
 
 
 def _lists(array: pa.Array) -> Any:

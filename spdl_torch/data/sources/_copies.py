@@ -51,27 +51,26 @@ class ShardCopies:
     def open(
         self,
         url: str,
-        stamp: tuple[int, int | None],
-        num_bytes: int | None,
+        name: str,
+        num_bytes: int,
         download: Callable[[], BinaryIO],
         may_stop: _MayStop,
     ) -> BinaryIO | None:
         """Open the copy of a shard, downloaded if it is not there; None = the disk is full.
 
-        stamp: of its name and version; where that is not known (None), the last copy is opened.
-        num_bytes: of the shard. A copy of fewer, which somebody has cut, is made anew.
+        name: the copy's, of the shard's name and version.
+        num_bytes: the shard's; 0 = not known.
         may_stop: whether the download may end at once; None = somebody waits for it.
 
         Raises: what opening and reading the shard raises; InterruptedError: it has been stopped.
         """
-        began_ns, shard, version = perf_counter_ns(), f"{stamp[0]:016x}", stamp[1]
-        name = f"{shard}-{version or 0:016x}.tar"
+        began_ns = perf_counter_ns()
         try:
             folder = open_own_folder(os.path.join(self.folder, "shards"))
-            there = file = _opened(folder, name, shard if version is None else "", num_bytes or 0)
+            there = file = _opened(folder, name)
             while file is None and not self._is_full:
-                self._download(folder, name, download, num_bytes or 0, may_stop)
-                file = _opened(folder, name, shard if version is None else "")
+                self._download(folder, name, download, num_bytes, may_stop)
+                file = _opened(folder, name)
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
@@ -154,16 +153,9 @@ class ShardCopies:
             yield
 
 
-def _opened(folder: int, name: str, shard: str, num_bytes: int = 0) -> Descriptor | None:
-    """Open a copy; of a ``shard`` that is named, the last one if that is not there. None = there is
-    none, or it has fewer bytes, and is removed."""
-    if shard:
-        name = [name, *(each for each in _copies_in(folder) if each.startswith(shard))][-1]
+def _opened(folder: int, name: str) -> Descriptor | None:
     with contextlib.suppress(FileNotFoundError):
-        file = open_in(folder, name, 0)
-        if os.fstat(file).st_size >= num_bytes:
-            return file
-        os.unlink(name, dir_fd=folder)
+        return open_in(folder, name, 0)
     return None
 
 

@@ -9,7 +9,6 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
-from io import UnsupportedOperation
 from itertools import accumulate, chain, groupby
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -20,7 +19,7 @@ from spdl_torch.errors import DecodeError
 from spdl_torch.handlers import unless_of_handler
 from spdl_torch.io._cache.folders import file_stamp
 from spdl_torch.io._remote import is_url
-from spdl_torch.io._retry import RETRIES, note_failure
+from spdl_torch.io._retry import RETRIES
 from spdl_torch.scopes import scope
 from spdl_torch.shown_text import counted
 
@@ -268,7 +267,7 @@ class Parquet(ShardSource):
         name, (footer, stamp) = self.urls[file], self._footers[file]
         with self._open(name, self._files, footer) as (opened, now):
             if not all(here in (None, then) for here, then in zip(now, stamp, strict=True)):
-                raise changed(name)
+                raise changed(self._files.named(name))
             yield opened
 
     @scope
@@ -286,11 +285,6 @@ class Parquet(ShardSource):
             source: Any = name
             if is_url(name) or files.copies is not None:
                 source = stack.enter_context(files.open(name, seekable=True))
-                if not source.seekable():
-                    raise UnsupportedOperation(
-                        f"{name}: the server sends a file from front to back only, and Parquet is "
-                        "read from its end. Pass cache=FOLDER, which downloads whole files."
-                    )
             # What is another when the file is another; a copy was found by its version.
             stamp: _Stamp
             if is_url(name):
@@ -308,21 +302,11 @@ class Parquet(ShardSource):
         """Read the footers of all files, with the stamps of these."""
         there = replace(self._files, copies=None)  # a footer alone is not worth a copy of the file
 
-        def footer_in(name: str, files: ShardFiles) -> tuple[pq.FileMetaData, _Stamp]:
-            with _damage_of(f"{name}: its footer"), self._open(name, files) as (opened, stamp):
-                opened.metadata.schema.to_arrow_schema()  # decodes the names
-                return opened.metadata, stamp
-
         def footer_of(name: str) -> tuple[pq.FileMetaData, _Stamp]:
-            try:
-                footer, stamp = footer_in(name, there)
-            except unless_of_handler(Exception) as error:
-                if self._files.copies is None or not is_url(name):
-                    note_failure(error, name)
-                    raise
-                return footer_in(name, self._files)
-            self._files.versions[name] = stamp[1] or {"size": f"{stamp[0]}"}
-            return footer, stamp
+            with _damage_of(f"{name}: its footer"), self._open(name, there) as (opened, stamp):
+                opened.metadata.schema.to_arrow_schema()  # decodes the names
+                self._files.versions[name] = stamp[1] or {"size": f"{stamp[0]}"}
+                return opened.metadata, stamp
 
         return read_each(footer_of, self.urls)
 

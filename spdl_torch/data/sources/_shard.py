@@ -15,7 +15,6 @@ from typing import Any, BinaryIO, Self, cast
 
 from spdl_torch.checks import check_bytes, whole
 from spdl_torch.errors import DecodeError, SourceChangedError
-from spdl_torch.handlers import unless_of_handler
 from spdl_torch.io._cache.folders import HAS_LOCKS, file_stamp, hash_of
 from spdl_torch.io._remote import is_url, read_url_range
 from spdl_torch.io._resuming import Version, open_resuming, version_of
@@ -37,7 +36,6 @@ _KEY_AND_FIELD = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]*)", re.DOTALL)
 _META = re.compile(r"__[^/]*__(/|$)")  # WebDataset keeps metadata under such names
 
 _HEADER_BYTES = 512
-_NOT_ASKED = ""
 
 
 @dataclass(frozen=True)
@@ -48,8 +46,8 @@ class ShardFiles:
     storage_options: Mapping[str, Any] = field(default_factory=dict)
     copies: ShardCopies | None = None
     ahead: int = 0
-    versions: dict[str, Version | None] = field(default_factory=dict)
-    """Those of the shards that are read; with ``_NOT_ASKED``, the store could not be asked."""
+    versions: dict[str, Version] = field(default_factory=dict)
+    """Those that the shards of URLs had at first: these are read."""
 
     def each(self, urls: Sequence[str]) -> Iterator[str]:
         """Yield the shards that are read one after the other; from each one on, threads fetch the
@@ -124,21 +122,12 @@ class ShardFiles:
             return None
         options = repr(sorted(self.storage_options.items()))
         key = hash_of("shard", url, options) if is_url(url) else file_stamp(url)
-        version = self._version_of(url) if is_url(url) else {"size": f"{os.path.getsize(url)}"}
-        stamp = None if version is None else hash_of(repr(sorted(version.items())))
-        num_bytes = int((version or {}).get("size", 0))
+        if is_url(url) and url not in self.versions:
+            self.versions[url] = version_of(url, self.policy, self.storage_options)
+        version = self.versions[url] if is_url(url) else {"size": f"{os.path.getsize(url)}"}
+        name = f"{key:016x}-{hash_of(repr(sorted(version.items()))):016x}.tar"
         download = partial(open_resuming, url, self.policy, self.storage_options, version=version)
-        return self.copies.open(url, (key, stamp), num_bytes, download, may_stop)
-
-    def _version_of(self, url: str) -> Version | None:
-        """Return the version of a URL's shard that is to be read: that which it had at first."""
-        if url not in self.versions and _NOT_ASKED not in self.versions:
-            try:
-                self.versions[url] = version_of(url, self.storage_options)
-            except unless_of_handler(Exception) as error:
-                self.versions[_NOT_ASKED] = None
-                _logger.warning("shards are read from their copies, new or old: %s: %r", url, error)
-        return self.versions.get(url)
+        return self.copies.open(url, name, int(version.get("size", 0)), download, may_stop)
 
 
 def shard_files(

@@ -77,7 +77,7 @@ class TarShards(ShardSource):
 
     Raises, while iterating: DecodeError: a shard that is not a tar, damaged, cut short, with two
     fields of one name in a sample, beyond the limit, or other than its index says; the message has
-    its name and the last good file or the sample. OSError: a shard that cannot be read;
+    its name and the byte or the sample. OSError: a shard that cannot be read;
     SourceChangedError: one that was replaced meanwhile. At once:
     FileNotFoundError: a glob without a match, or with ``index=True`` a shard without an index;
     DecodeError: a damaged index; ValueError: no shards.
