@@ -2,6 +2,7 @@
 
 import bisect
 import functools
+import itertools
 import re
 import struct
 from typing import NamedTuple
@@ -180,6 +181,7 @@ VARIANTS = {
 }
 
 BY_CHANCE = {
+    ("AVI, MJPEG", "cut in the middle"),
     ("Matroska, MJPEG", "cut in the middle"),
     ("Matroska, H.264 a frame in 6 s", "cut in the middle"),
 }
@@ -297,9 +299,9 @@ class Tally:
 
     def window(self, start, end):
         """Compare the frames of start <= time < end, which are some; of two videos the first's."""
-        times = self.times
-        if self.variant == "two glued together":
-            times = times[: times.index(times[0], 1)]
+        steps = enumerate(itertools.pairwise(self.times), 1)
+        glue = next((k for k, (before, after) in steps if after < before), None)
+        times = self.times[:glue] if self.variant == "two glued together" else self.times
         places = [k for k, time in enumerate(times) if start - 1e-6 <= time < end - 1e-6]
         self.compare(lambda: load_video(self.source(), (start, end)), places)
 
