@@ -16,6 +16,7 @@ from av.stream import Disposition
 from spdl_torch.errors import DecodeError, UnsupportedOptionError
 from spdl_torch.io import (
     convert_frames,
+    decode_config,
     decode_packets,
     demux_video,
     get_filter_desc,
@@ -87,13 +88,18 @@ def test_sources_of_every_kind(tmp_path):
 
 
 def test_threads_decode_the_same_packets(pool):
-    """All rightly; a decoder has one thread, so that a pipeline's are all there are."""
+    """All rightly; a decoder has one thread, so that a pipeline's are all there are, or as many as
+    are asked for in SPDL's words."""
     packets = demux_video(EXAMPLE)
     expected = convert_frames(decode_packets(packets))
     with packets.decoder() as context:
         assert context.thread_count == 1
     for found in pool.map(decode_packets, [packets] * 4):
         assert torch.equal(convert_frames(found), expected)
+    packets, two = packets.clone(), decode_config(decoder_options={"threads": "2"})
+    assert torch.equal(convert_frames(decode_packets(packets, decode_config=two)), expected)
+    with packets.decoder() as context:
+        assert context.thread_count == 2
 
 
 @pytest.mark.parametrize(

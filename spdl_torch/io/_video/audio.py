@@ -101,8 +101,6 @@ def _parts(
         if frame is not None and frame.is_corrupt:
             raise DecodeError(f"{name}: damaged at {begin + place / rate:.3f} s.")
         for converted in resampler.resample(frame):
-            if converted is None:  # the end, where nothing had to be converted
-                return
             packed = converted.to_ndarray().reshape(-1, converted.layout.nb_channels)
             samples = torch.from_numpy(packed).T
             number = samples.shape[1]

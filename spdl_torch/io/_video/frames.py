@@ -170,8 +170,8 @@ def _decode(
     if config is not None:
         num_threads = config.num_threads
     is_stored = isinstance(packets, ImagePackets)
+    options = filter_desc, packets.source, packets.frame_rate, num_threads
     while True:
-        options = filter_desc, packets.source, packets.frame_rate, num_threads
         chain = FilterChain(*options, is_stored=is_stored)
         try:
             with closing(decode_wanted(packets, indices, num_threads)) as decoded:

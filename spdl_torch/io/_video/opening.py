@@ -48,16 +48,12 @@ _SELF_CONTAINED = (
     "ty,gxf,lxf,dv,dhav,pva,nsv,ivf,ivr,obu,av1,h261,h263,h264,hevc,vvc,evc,apv,m4v,mpegvideo,"
     "mjpeg,mjpeg_2000,mpjpeg,smjpeg,dirac,dnxhd,vc1,vc1test,cavsvideo,avs,avs2,avs3,yuv4mpegpipe,"
     "gif,gif_pipe,apng,png_pipe,jpeg_pipe,jpegxl_anim,webp_pipe,bmp_pipe,tiff_pipe,bink,smk,roq,"
-    "flic,film_cpk,wc3movie,4xm,ea,idcin,thp,usm,vmd,xmv"
+    "flic,film_cpk,wc3movie,4xm,ea,idcin,thp,usm,vmd,xmv,"
+    "wav,w64,aiff,au,caf,flac,mp3,aac,ac3,eac3,dts,amr,ape,wv,tta,tak,mpc,mpc8,gsm,sbc,adx,voc,sox"
 )
 """FFmpeg's names of the formats that a local file may have: they open no other file. FFmpeg takes
 the format from the content, whatever the file is called, and opens what playlists (hls, dash),
 lists (concat), numbered pictures (image2) and a few containers (imf, mlv, vobsub) name."""
-
-SOUND = (
-    "wav,w64,aiff,au,caf,flac,mp3,aac,ac3,eac3,dts,amr,ape,wv,tta,tak,mpc,mpc8,gsm,sbc,adx,voc,sox"
-)
-"""The same, of formats that hold nothing but sound."""
 
 
 @scope
@@ -203,8 +199,8 @@ class _File:
 def _open_path(path: str) -> InputContainer:
     try:
         # "file:", for FFmpeg takes a name such as "12:30.mp4" for a protocol.
-        formats = f"{_SELF_CONTAINED},{SOUND}"
-        return _av_open(f"file:{path}", protocol_whitelist="file", format_whitelist=formats)
+        options = {"protocol_whitelist": "file", "format_whitelist": _SELF_CONTAINED}
+        return _av_open(f"file:{path}", **options)
     except ArgumentError as error:  # FFmpeg's error for both, and it does not say for which
         raise DecodeError(
             f"{path}: {error.strerror}. It is damaged, or of a format that may name other files "
