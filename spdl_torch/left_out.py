@@ -88,7 +88,6 @@ _ROOMS = {
     "spdl_torch.spdl.dataloader": {_LOADER: "PyTorchDataLoader get_pytorch_dataloader"},
 }
 LEFT_OUT = {room: _by_name(names_of) for room, names_of in _ROOMS.items()}
-LEFT_OUT["spdl_torch.spdl.pipeline"] |= LEFT_OUT["spdl_torch.spdl.pipeline.defs"]
 """By module and name, the last sentence of the error."""
 METHODS = {"path_variants": _LINE, "to": _REGION}
 """The same, of methods of SPDL's ``PipelineBuilder``."""
