@@ -63,6 +63,33 @@ def test_no_loader_in_numbers_is_faster_than_the_bound(name):
     assert ratios[len(ratios) // 2] < 1.25
 
 
+@pytest.mark.parametrize("num_workers", [1, 4])
+def test_cache_may_be_as_fast_as_a_loader_that_does_nothing_else(num_workers):
+    """What a start takes of a slow loader's worker, loop and cores is not of each batch."""
+    slow = simulated(num_workers=num_workers, num_cores=8, waits=20 * MS, cpu=0.1 * MS)
+    (fetch,) = slow.stats.stages
+    worker_ns, waited_ns = int(0.96 * fetch.thread_ns), int(0.98 * fetch.queue_ns)
+    fetch = replace(fetch, busy_ns=worker_ns, wait_in_ns=0, get_ns=waited_ns)
+    slow = replace(slow, stats=replace(slow.stats, stages=(fetch,)))
+    slow = without(slow, cores_used=slow.probes.cores_used + 0.05)
+    found = slow.what_if(cache=True)
+    assert found.high > Loader(num_workers=num_workers, cpu=0.03 * MS).rate, found
+
+
+@pytest.mark.parametrize("gil_seconds", [1e-4, 6e-3])
+def test_no_bound_of_what_takes_nothing_away_is_below_the_measured_rate(gil_seconds):
+    """Where samples are found sooner than in a cache, several ranks' cores are in use, and workers
+    wait for the GIL outside of their stages, too."""
+    report = simulated(1_000_000, num_workers=2, num_cores=2, cpu=2e-6)
+    (fetch,) = report.stats.stages
+    fetch = replace(fetch, busy_ns=int(0.6 * fetch.thread_ns), wait_in_ns=0)
+    report = replace(report, stats=replace(report.stats, stages=(fetch,)))
+    report = without(report, cores_used=2.5, gil_seconds=gil_seconds, gil_held_ratio=1.0)
+    asked = {"cache": True}, {"num_workers": 4}, {"read_speedup": 2}, {"processes": 2}
+    found = [report.what_if(**each) for each in asked]
+    assert all(each.gain >= 0 for each in found), found
+
+
 TRAINS = {"num_workers": 4, "num_cores": 8, "step": 40 * MS, "cpu": 2 * MS}
 
 

@@ -177,10 +177,10 @@ def _against_gil(asked: _Asked) -> Advice:
     is_worth_it = processes.gain >= _WORTH_IT
     action = asked.without_gil
     if not is_worth_it:
-        action = (
-            f"{asked.in_few_calls}. Processes would not help either: {asked.cores_used:.1f} of "
-            f"the {probes.num_cores:g} cores are in use."
-        )
+        why = limiting(processes.limit or "the trainer")
+        if processes.limit == _THE_CORES:
+            why = f"{asked.cores_used:.1f} of the {probes.num_cores:g} cores are in use"
+        action = f"{asked.in_few_calls}. Processes would not help either: {why}."
     action = f"More {asked.crew} will not help. {action}"
     action += _SWITCH_OFF if probes.could_go_without_gil else ""
     return action, processes if is_worth_it else asked.ceiling

@@ -182,8 +182,9 @@ def _least_seconds(
     busy = min(has, sum(stage.tasks.busy_time for stage in own) / num_batches)
     cpu = sum(stage.tasks.ave_cpu_time * stage.tasks.num_tasks for stage in own) / num_batches
     cpu = min(busy, cpu)
-    other_cpu = max(0.0, probes.cores_used * seconds - cpu)
+    other_cpu = max(0.0, min(probes.cores_used, probes.num_cores) * seconds - cpu)
     waits = overhead = gil = 0.0
+    own_work = reading.own_work
     if cause is Cause.GIL:
         gil = seconds
     else:
@@ -197,14 +198,17 @@ def _least_seconds(
         if not reading.is_loader:
             raise NotKnown("a cache is for the samples of a loader")
         fetches = own[0].tasks
-        rest = 1 - fetches.busy_time / max(1e-12, num_batches * busy)
-        hits = _CACHE_HIT_SECONDS * fetches.num_tasks / num_batches
+        rest = max(0.0, 1 - fetches.busy_time / max(1e-12, num_batches * busy))
+        hits = min(_CACHE_HIT_SECONDS * fetches.num_tasks, fetches.busy_time) / num_batches
         cpu, waits, gil = rest * cpu + hits, rest * waits, rest * gil
+        # Beside the stages, what is not of each batch, such as the start, may be the most of it.
+        overhead = other_cpu = 0.0
+        own_work = min(own_work, 0.0 if inline else _LOOP_SECONDS / seconds)
     worker = cpu + waits / question.read_speedup + overhead
     # What the loop does itself in the loader, such as to draw from the sampler, is its work.
-    step = (1 - reading.waits_for_others) * seconds
+    step = (1 - reading.waits_for_others - reading.own_work + own_work) * seconds
     shares = {"the trainer": 1 - reading.waits, "the sampler": reading.sampling}
-    shares[THE_LOADER] = reading.own_work
+    shares[THE_LOADER] = own_work
     loop = max(shares, key=lambda name: shares[name])
     if not count:
         return worker + step, loop
