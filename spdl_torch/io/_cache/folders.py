@@ -1,8 +1,7 @@
 """Folders that no other user can have written, held by the processes that use them.
 
-What a cache reads may run code. So a folder is opened first, without following a link, and then
-checked by its descriptor, through which everything in it is opened: nobody else can put a file
-there, and it does not matter who exchanges names in between.
+What a cache reads may run code. So a folder is checked before anything in it is opened: in one of
+mode 0700 that is ours, and no link, nobody else can put a file.
 
 A file on which every process holds a shared lock shows that a folder is in use. The system releases
 the lock when a process ends, however it ends.
@@ -36,7 +35,6 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The errors of a full disk."""
 
 _ALIVE = "alive"
-_OTHER_OWNER = ("it belongs to another user", "Give a folder of your own")
 
 
 class Descriptor(int):
@@ -75,7 +73,7 @@ def hold(folder: str) -> Descriptor:
     os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)  # what is missing now stays so
     while True:
         try:
-            file = open_in(open_own_folder(folder), _ALIVE)
+            file = open_file(os.path.join(own_folder(folder), _ALIVE))
         except FileNotFoundError:  # another process has just removed the folder
             continue
         with contextlib.suppress(OSError):  # a file system without locks
@@ -120,7 +118,7 @@ def byte_locked(file: int, place: int) -> Iterator[None]:
 def remove_unused(folder: str) -> bool:
     """Remove a folder that no process holds, and return whether it is gone."""
     try:
-        file = Descriptor(os.open(os.path.join(folder, _ALIVE), os.O_RDWR | os.O_CLOEXEC))
+        file = open_file(os.path.join(folder, _ALIVE), 0)
     except unless_of_handler(OSError):  # it is just being made, or removed
         return False
     return remove_if_alone(folder, file)
@@ -156,8 +154,8 @@ def _stat(folder: str, name: str) -> os.stat_result | None:
         return None
 
 
-def open_own_folder(path: str) -> Descriptor:
-    """Open and return a folder of this user alone, made with mode 0700 if it is not there.
+def own_folder(path: str) -> str:
+    """Return the path of a folder of this user alone, made with mode 0700 if it is not there.
 
     Raises: UnsafePlaceError: it is a link, another user's, or open to others; OSError.
     """
@@ -165,19 +163,12 @@ def open_own_folder(path: str) -> Descriptor:
         os.makedirs(parent, mode=0o700, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
-    try:
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        folder = Descriptor(os.open(path, flags))
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            raise _unsafe(path, "it is a link or a file, not a folder", "Remove it") from error
-        if error.errno == errno.EACCES and os.lstat(path).st_uid != os.geteuid():
-            raise _unsafe(path, *_OTHER_OWNER) from error
-        raise
-    there = os.fstat(folder)
+    there = os.lstat(path)
     mode = stat.S_IMODE(there.st_mode)
+    if not stat.S_ISDIR(there.st_mode):
+        raise _unsafe(path, "it is a link or a file, not a folder", "Remove it")
     if there.st_uid != os.geteuid():
-        raise _unsafe(path, *_OTHER_OWNER)
+        raise _unsafe(path, "it belongs to another user", "Give a folder of your own")
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise _unsafe(
             path,
@@ -185,8 +176,8 @@ def open_own_folder(path: str) -> Descriptor:
             "Remove it, or give a folder on a file system that keeps permissions",
         )
     if mode != 0o700:  # the umask took more than others' bits
-        os.fchmod(folder, 0o700)
-    return folder
+        os.chmod(path, 0o700)
+    return path
 
 
 def bytes_taken_in(place: str) -> int:
@@ -194,15 +185,15 @@ def bytes_taken_in(place: str) -> int:
     return sum(bytes_taken(entry.path) for entry in os.scandir(place))
 
 
-def open_in(folder: int, name: str, flags: int = os.O_CREAT) -> Descriptor:
-    """Open a file of an open folder to read and write, made with mode 0600 if it is not there."""
-    return Descriptor(os.open(name, flags | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=folder))
+def open_file(path: str, flags: int = os.O_CREAT) -> Descriptor:
+    """Open a file to read and write, made with mode 0600 if it is not there."""
+    return Descriptor(os.open(path, flags | os.O_RDWR | os.O_CLOEXEC, 0o600))
 
 
-def is_at(path: str, file: int, folder: int | None = None) -> bool:
-    """Return whether an open file has this name, in an open folder if there is one."""
+def is_at(path: str, file: int) -> bool:
+    """Return whether an open file has this name."""
     try:
-        return os.path.samestat(os.stat(path, dir_fd=folder), os.fstat(file))
+        return os.path.samestat(os.stat(path), os.fstat(file))
     except unless_of_handler(OSError):
         return False
 

@@ -66,7 +66,7 @@ def open_store(
         raise TypeError(f'{who}: cache must be "memory" or the path of a folder, got {cache!r}.')
     if not folders.HAS_LOCKS:
         return Store(os.fspath(cache), why_off="this system has no fcntl.lockf")
-    name = f"{folders.hash_of('cache', dataset):016x}-{folders.hash_of(identity):016x}"
+    name = f"{folders.hash_of('cache 2', dataset):016x}-{folders.hash_of(identity):016x}"
     if cache != "memory":
         folder = os.path.join(os.path.abspath(os.fspath(cache)), name)
         alive = folders.hold(folder)
@@ -124,11 +124,9 @@ def _root() -> str:
     root = name = os.path.join(place, f"spdl_torch-cache-{os.geteuid()}")
     for number in range(1, _NUM_ROOTS):
         with contextlib.suppress(folders.UnsafePlaceError):
-            folders.open_own_folder(root)
-            return root
+            return folders.own_folder(root)
         root = f"{name}-{number}"
-    folders.open_own_folder(root)  # the last one: its error counts
-    return root
+    return folders.own_folder(root)  # the last one: its error counts
 
 
 def training_name() -> str:

@@ -1,8 +1,4 @@
-"""Samples to bytes and back: tensors and arrays as they lie in memory, the rest by pickle.
-
-A tensor or array that is dense, which has neither gaps nor repeats in memory, keeps its strides. Of
-any other one, such as ``x[::2]`` or an expanded tensor, the elements are kept in C order.
-"""
+"""Samples to bytes and back: tensors and arrays by their memory, in C order, the rest by pickle."""
 
 from __future__ import annotations
 
@@ -11,21 +7,18 @@ import pickle
 import struct
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from ...objects.kinds import is_plain_tensor
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from torch import Tensor
 
 _ALIGNED = 64
 
 
-def sample_bytes(sample: Any) -> tuple[bytes, bool]:
-    """Return a sample as bytes, and whether every tensor and array comes back with the strides that
-    it has. Raises: what pickling the sample raises.
+def sample_bytes(sample: Any) -> bytes:
+    """Return a sample as bytes. Raises: what pickling the sample raises.
 
         number of parts | length of each | the pickle | the memory of each tensor and array
 
@@ -33,8 +26,7 @@ def sample_bytes(sample: Any) -> tuple[bytes, bool]:
     """
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
-    pickler = _Pickler(stream, protocol=5, buffer_callback=buffers.append)
-    pickler.dump(sample)
+    _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(sample)
     contents: list[Any] = [stream.getvalue(), *(buffer.raw() for buffer in buffers)]
     parts = [struct.pack(f"<{len(contents) + 1}Q", len(contents), *map(len, contents))]
     offset = len(parts[0])
@@ -42,7 +34,7 @@ def sample_bytes(sample: Any) -> tuple[bytes, bool]:
         gap = -offset % _ALIGNED
         parts += [bytes(gap), content]
         offset += gap + len(content)
-    return b"".join(parts), pickler.is_as_given
+    return b"".join(parts)
 
 
 def sample_from(content: bytearray) -> Any:
@@ -58,47 +50,15 @@ def sample_from(content: bytearray) -> Any:
 
 
 class _Pickler(pickle.Pickler):
-    is_as_given = True
-    """Whether everything so far was dense."""
-
     def reducer_override(self, value: Any) -> Any:
-        """Reduce plain tensors and arrays to their memory, and everything else as pickle does."""
-        if is_plain_tensor(value):
-            if value.numel():
-                return self._of_tensor(value)
-            # torch's own pickles of empty tensors cannot be read for every dtype.
-            return _empty_tensor, (value.dtype, tuple(value.shape), value.stride())
-        if type(value) is np.ndarray and value.nbytes and not value.dtype.hasobject:
-            return self._of_array(value)
-        return NotImplemented
-
-    def _of_tensor(self, tensor: Tensor) -> Any:
-        # What is made like a dense one has its strides; what is made like another one is dense.
-        like = tensor if tensor.is_contiguous() else torch.empty_like(tensor, device="meta")
-        if like.stride() != tensor.stride():
-            self.is_as_given = False
-            tensor = tensor.contiguous()
-        memory: Any = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
-        content = pickle.PickleBuffer(memory)
-        return _tensor_from, (content, tensor.dtype, tuple(tensor.shape), tensor.stride())
-
-    def _of_array(self, array: NDArray[Any]) -> Any:
-        if np.empty_like(array).strides != array.strides:
-            self.is_as_given = False
-            array = array.copy("C")
-        # Its elements in the order of its memory, which is the order of falling strides.
-        axes = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
-        memory: Any = array.transpose(axes).reshape(-1).view(np.uint8)
-        content = pickle.PickleBuffer(memory)
-        # The class itself, so that other releases can read it.
-        return np.ndarray, (array.shape, array.dtype, content, 0, array.strides)
+        """Reduce plain tensors to their memory, and everything else as pickle does."""
+        if not is_plain_tensor(value):
+            return NotImplemented
+        memory: Any = value.contiguous().view(-1).view(torch.uint8).numpy()
+        return _tensor_from, (pickle.PickleBuffer(memory), value.dtype, tuple(value.shape))
 
 
-def _tensor_from(
-    content: Any, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
-) -> Tensor:
-    return torch.frombuffer(content, dtype=dtype).as_strided(shape, strides)
-
-
-def _empty_tensor(dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
-    return torch.empty_strided(shape, strides, dtype=dtype)
+def _tensor_from(content: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    if not len(content):  # torch.frombuffer refuses it
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    return torch.frombuffer(content, dtype=dtype).view(shape)

@@ -71,17 +71,17 @@ class Store:
         self._alive = alive
         self.num_found = self.num_missing = 0
         """The calls of ``get`` in this process that found a content, and that did not."""
-        self._num_damaged = 0
         self._is_full = False
+        self._said = set[str]()
         self._off = ""
         # Of the contents that a process makes; a forked child has none of its parent's.
         self._makers: dict[tuple[int, int], RLock] = {}
         if why_off:
             self._turn_off(why_off)
         else:
-            self._folder = folders.open_own_folder(folder)
+            folders.own_folder(folder)
             try:
-                self._contents = Contents(self._folder)
+                self._contents = Contents(folder)
                 self._contents.read_tail()
             except unless_of_handler(OSError) as error:  # a full disk
                 self._turn_off(error)
@@ -149,8 +149,7 @@ class Store:
             return False
         try:
             with self._contents.adding():
-                why = self._why_full(len(content) + RECORD.itemsize)
-                if not why:
+                if not self._is_too_much(len(content) + RECORD.itemsize):
                     self._contents.add(key, content)
                     return True
         except FileNotFoundError:  # somebody has removed the folder
@@ -159,33 +158,20 @@ class Store:
             if error.errno not in folders.NO_ROOM:
                 self._turn_off(error)
                 return False
-            why = f"no room: {error.strerror}"
-        self._stop_growing(why)
+        self._is_full = True
+        self._say_once("full; other samples are loaded without it")
         return False
 
     def counts(self) -> dict[str, int]:
         """Return how often this process found a content, and how often it did not."""
         return {"cache/found": self.num_found, "cache/missing": self.num_missing}
 
-    def remark(self, num_items: int) -> str:
-        """Return the line for a report: the share of ``num_items`` that the store holds, and the
-        hits.
-        """
+    def remark(self) -> str:
+        """Return the line for a report: how often this process found a content."""
         if self._off:
             return f"The cache in {self.folder} is not used: {self._off}."
         found = self.num_found  # read once: others count meanwhile
-        calls = found + self.num_missing
-        hits = f" This process found {found} of {calls} there." if calls else ""
-        try:
-            self._contents.read_tail()
-            num_megabytes = self.num_bytes / 1e6
-        except unless_of_handler(OSError) as error:
-            return f"The cache in {self.folder} cannot be read: {_reason(error)}."
-        share = min(1.0, self._contents.table.num_keys() / max(1, num_items))
-        return (
-            f"The cache in {self.folder} holds {share:.0%} of the items, "
-            f"{num_megabytes:.0f} MB.{hits}"
-        )
+        return f"This process found {found} of {found + self.num_missing} in {self.folder}."
 
     def _turn_off(self, why: str | OSError) -> None:
         """Find and keep nothing from now on, in this process."""
@@ -199,33 +185,23 @@ class Store:
         content = self._contents.get(record)
         if content is not None:
             return content
-        with _counting:
-            self._num_damaged += 1
-            count = self._num_damaged
-        if count == 10 ** (len(str(count)) - 1):  # the 1st, 10th, 100th ...: all of them may be
-            _logger.warning(
-                "cache %s: %d contents damaged so far; each is made anew.", self.folder, count
-            )
+        self._say_once("contents were damaged, and are made anew")
         return None
 
-    def _why_full(self, size: int) -> str:
-        """Return why ``size`` more bytes are too many, or an empty text."""
+    def _is_too_much(self, size: int) -> bool:
+        """Return whether ``size`` more bytes are too many."""
         most = self._max_bytes
         if most is None:
-            disk = os.fstatvfs(self._folder)
+            disk = os.statvfs(self.folder)
             free, spare = disk.f_bavail * disk.f_frsize, spare_bytes(disk.f_blocks * disk.f_frsize)
-            if free - spare >= size:
-                return ""
-            return f"{_in_words(free)} are free on its disk, and it leaves {_in_words(spare)} free"
+            return free - spare < size
         if self._is_shared:
-            before = folders.bytes_taken_in(os.path.dirname(self.folder))
-        else:
-            before = folders.bytes_taken(self.folder)
+            return folders.bytes_taken_in(os.path.dirname(self.folder)) + size > most
+        before = folders.bytes_taken(self.folder)
         if before + size > most:
-            return "it has reached its limit"
-        if not self._is_shared:
-            self._make_room(most - before - size)
-        return ""
+            return True
+        self._make_room(most - before - size)
+        return False
 
     def _make_room(self, most: int) -> None:
         """Remove folders of the same dataset that nobody uses while they have more than ``most``
@@ -247,16 +223,12 @@ class Store:
             if folders.remove_unused(folder):
                 del sizes[folder]
 
-    def _stop_growing(self, why: str) -> None:
+    def _say_once(self, what: str) -> None:
         with _counting:
-            is_said, self._is_full = self._is_full, True
+            is_said = what in self._said
+            self._said.add(what)
         if not is_said:
-            _logger.warning(
-                "cache %s: %s. It stops growing at %s; other samples are loaded without it.",
-                self.folder,
-                why,
-                _in_words(self.num_bytes),
-            )
+            _logger.warning("cache %s: %s.", self.folder, what)
 
 
 class _OfThread(threading.local):
@@ -269,11 +241,3 @@ _of_thread = _OfThread()
 
 def _reason(error: OSError) -> str:
     return error.strerror or type(error).__name__
-
-
-def _in_words(num_bytes: int) -> str:
-    """Return a size with three digits at most: ``"12 kB"``, ``"3.3 MB"``."""
-    unit, name = (
-        (1e9, "GB") if num_bytes >= 1e9 else (1e6, "MB") if num_bytes >= 1e6 else (1e3, "kB")
-    )
-    return f"{num_bytes / unit:.1f}".removesuffix(".0") + f" {name}"
