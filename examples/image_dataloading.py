@@ -55,7 +55,7 @@ from PIL import Image
 from torch import Tensor
 
 from spdl_torch.autotune import Limits
-from spdl_torch.data.sources import FileList
+from spdl_torch.data.sources import ListSource
 from spdl_torch.demo.photographs import write_photographs
 from spdl_torch.io import cuda_config, decode_image, load_image_batch
 from spdl_torch.observe import tracing
@@ -163,7 +163,9 @@ def consume(
     wire: Connection,
 ) -> None:
     """Run the pipeline to its end or until the parent says stop."""
-    paths: Any = FileList(flist, prefix=options.prefix, split=(number, options.num_workers))
+    lines = Path(flist).read_text().split("\n")[number :: options.num_workers]
+    front = f"{options.prefix.rstrip('/')}/" if options.prefix else ""
+    paths: Any = ListSource([front + line.strip() for line in lines if line.strip()])
     limits = [] if options.worker_max_batches is None else [options.worker_max_batches]
     if options.max_batches is not None:  # --max-batches 5, 2 workers -> 3, 2
         each, rest = divmod(options.max_batches, options.num_workers)

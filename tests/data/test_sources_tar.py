@@ -14,7 +14,7 @@ import pytest
 from _tars import FORMATS, Pipe, keys, shard_of, tar_of
 from hypothesis import example, given, strategies as st
 
-from spdl_torch.data.sources import TarShards, read_samples
+from spdl_torch.data.sources import TarShards
 from spdl_torch.errors import DecodeError
 from spdl_torch.io import iter_tarfile
 from spdl_torch.io._tar import TarReader
@@ -180,7 +180,6 @@ def test_members_with_one_key_are_one_sample(tmp_path):
         {"__key__": "./0001", "__url__": url, "jpg": b"4"},
     ]
     assert list(TarShards(path)) == expected
-    assert list(read_samples(path)) == expected
 
 
 def test_shards_are_named_in_many_ways(shards):
@@ -203,8 +202,7 @@ def test_shards_are_named_in_many_ways(shards):
 @pytest.mark.parametrize(
     ("urls", "error", "message"),
     [
-        ("train-{5..4}.tar", ValueError, "range that runs backwards"),
-        ("{0..999}{0..9999}", ValueError, "means more than 1000000 shards"),
+        ("train-{5..4}.tar", ValueError, "at least one shard, got none"),
         ([], ValueError, "at least one shard, got none"),
         ("nothing-*.tar", FileNotFoundError, r"no file matches 'nothing-\*\.tar'"),
     ],

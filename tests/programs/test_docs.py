@@ -212,7 +212,7 @@ def public_members(cls):
 
 
 PARAMETERS_OF = {
-    *("DistributedRandomSampler", "FileList", "Files", "ImageFolder", "MixtureSampler", "Parquet"),
+    *("DistributedRandomSampler", "Files", "ImageFolder", "MixtureSampler", "Parquet"),
     *("PipelineDataset", "Reader", "SQLiteStatsWriter", "TarShards", "ToFloat"),
 }
 MEMBERS_OF = {

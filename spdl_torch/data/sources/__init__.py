@@ -1,4 +1,4 @@
-"""Sources of items: files, lists of files, tar shards, Parquet, any iterable; shuffled and sharded.
+"""Sources of items: files, tar shards, Parquet, any iterable; shuffled and sharded.
 
 Pass a source to ``PipelineBuilder.add_source``; a ``PipelineDataset`` shards it among ranks.
 """
@@ -11,9 +11,8 @@ from spdl_torch.lazy_names import hand_on
 
 if TYPE_CHECKING:
     from ._base import DataSource as DataSource, ListSource as ListSource
-    from ._files import FileList as FileList, Files as Files
+    from ._files import Files as Files
     from ._parquet import Parquet as Parquet
-    from ._shard import read_samples as read_samples
     from ._stream import as_source as as_source
     from ._tar import TarShards as TarShards
 

@@ -15,7 +15,6 @@ from ...checks import check_whole, whole
 from ...errors import UnsupportedOptionError
 from ...io._cache.folders import hash_of
 from ...objects.copies import shallow_copy
-from ...shown_text import short_repr
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -110,14 +109,10 @@ class DataSource(ABC, Generic[T_co]):
         return int(index), int(count)
 
 
-def names_in(who: str, given: Any) -> list[str]:
-    """Return the names that are given, one or several. Raises: TypeError: there are none."""
-    try:
-        several = [given] if isinstance(given, str | os.PathLike) else given
-        return [os.fspath(name) for name in several]
-    except TypeError:
-        text = f"{who}: expected a path or a URL, or a list of them, got {short_repr(given)}."
-        raise TypeError(text) from None
+def names_in(given: Any) -> list[str]:
+    """Return the names that are given, one or several."""
+    several = [given] if isinstance(given, str | os.PathLike) else given
+    return [os.fspath(name) for name in several]
 
 
 def checked_seed(source: object, seed: int) -> int:

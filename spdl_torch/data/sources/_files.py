@@ -1,4 +1,4 @@
-"""Names of files: found by patterns, or listed in a file."""
+"""Names of files, found by patterns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from spdl_torch.io._remote import Reader, glob_url, is_url
+from spdl_torch.io._remote import glob_url, is_url
 from spdl_torch.io._retry import RETRIES
 
 from ._base import ListSource, names_in
@@ -53,7 +53,7 @@ class Files(ListSource[str]):
             raise TypeError(f"Files: suffixes must be a collection of them, got {suffixes!r}.")
         ends = None if suffixes is None else tuple(suffix.lower() for suffix in suffixes)
         found: set[str] = set()
-        for pattern in names_in("Files", patterns):
+        for pattern in names_in(patterns):
             names = find_files(pattern, recursive, storage_options)
             if ends is not None:
                 names = [name for name in names if name.lower().endswith(ends)]
@@ -74,43 +74,6 @@ class Files(ListSource[str]):
         """Iterate from position ``start`` on, while the next files are fetched for ``cache``."""
         names = super().iterate(start)
         return names if self._files.copies is None else self._files.each([*names])
-
-
-class FileList(ListSource[str]):
-    """The paths or URLs that a text file lists, one a line, in its order.
-
-    path: the path or URL of the list, in UTF-8. White space around a line and empty lines are left
-        out. Every other line is a path, also one that begins with ``#``, unless ``comment="#"``.
-    prefix: a folder or URL put in front of every path that is neither absolute nor a URL.
-    split: ``(k, n)`` keeps the lines whose number, from 0, has ``number % n == k``; empty lines
-        and comments count too.
-    """
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        prefix: str | os.PathLike[str] = "",
-        split: tuple[int, int] | None = None,
-        comment: str | None = None,
-        storage_options: Mapping[str, Any] | None = None,
-    ) -> None:
-        k, n = (0, 1) if split is None else split
-        if not 0 <= k < n:
-            raise ValueError(f"FileList: split must be (k, n) with 0 <= k < n, got {split}.")
-        content: bytes = Reader(storage_options=storage_options)(path)
-        # Names that are not UTF-8 reach open() unchanged; "sig" is for lists from Windows.
-        lines = content.decode("utf-8-sig", "surrogateescape").split("\n")[k::n]
-        names = [name for line in lines if (name := line.strip())]
-        if comment is not None:
-            names = [name for name in names if not name.startswith(comment)]
-        front = os.fspath(prefix)
-        if front:
-            front += "" if front.endswith(("/", os.sep)) else "/"
-            names = [
-                name if os.path.isabs(name) or is_url(name) else front + name for name in names
-            ]
-        super().__init__(names)
 
 
 def find_files(
@@ -149,21 +112,16 @@ def _matching(pattern: str) -> Iterator[str]:
 def _folders(
     top: str, on_error: Callable[[OSError], object] | None
 ) -> Iterator[tuple[str, list[str]]]:
-    """Yield a folder and those below it, with the names of their files: each folder once, by its
-    own name if it has one here rather than by that of a link.
-    """
-    seen, tops = set(), [top]
-    for begin in tops:  # links to folders are added
-        for path, folders, files in os.walk(begin, onerror=on_error):
-            there = os.stat(path)
-            if (there.st_dev, there.st_ino) in seen:
-                folders.clear()
-                continue
-            seen.add((there.st_dev, there.st_ino))
-            folders[:] = sorted(name for name in folders if name[0] != ".")
-            paths = (os.path.join(path, name) for name in folders)
-            tops += [path for path in paths if os.path.islink(path)]
-            yield path, files
+    """Yield a folder and those below it, with the names of their files: each folder once."""
+    seen = set()
+    for path, folders, files in os.walk(top, onerror=on_error, followlinks=True):
+        there = os.path.realpath(path)
+        if there in seen:
+            folders.clear()
+            continue
+        seen.add(there)
+        folders[:] = sorted(name for name in folders if name[0] != ".")
+        yield path, files
 
 
 def _raise(error: OSError) -> None:
@@ -171,17 +129,6 @@ def _raise(error: OSError) -> None:
 
 
 def nothing_found(who: str, pattern: str, ends: tuple[str, ...] | None = None) -> FileNotFoundError:
-    """Return the error for a pattern without files, with the nearest folder that exists."""
+    """Return the error for a pattern without files."""
     ending = f" with an ending of {', '.join(ends)}" if ends is not None else ""
-    hint = ""
-    if not is_url(pattern):
-        hint = f" The current folder is {os.getcwd()!r}."
-        folder = pattern
-        while folder and not os.path.isdir(folder):
-            folder = os.path.dirname(folder.rstrip("/"))
-        if folder:
-            hint = f" {folder!r} is there, with {len(os.listdir(folder))} entries."
-            if os.path.isdir(pattern):
-                how = "recursive=True" if who == "Files" else "A glob with **"
-                hint += f" {how} looks into the folders below."
-    return FileNotFoundError(f"{who}: no file{ending} matches {pattern!r}.{hint}")
+    return FileNotFoundError(f"{who}: no file{ending} matches {pattern!r}.")

@@ -18,8 +18,8 @@ from spdl_torch.errors import DecodeError, SourceChangedError
 from spdl_torch.io._cache.folders import HAS_LOCKS, file_stamp, hash_of
 from spdl_torch.io._remote import is_url, read_url_range
 from spdl_torch.io._resuming import Version, open_resuming, version_of
-from spdl_torch.io._retry import RETRIES, RetryPolicy
-from spdl_torch.io._tar import DEFAULT_MAX_BYTES, MissingEndError, TarReader
+from spdl_torch.io._retry import RetryPolicy
+from spdl_torch.io._tar import MissingEndError, TarReader
 
 from ...engine.channel import Channel, ChannelClosed, EndOfChannel
 from ...engine.threads import ThreadGroup
@@ -143,7 +143,7 @@ def shard_files(
     if max_bytes is not None and cache is None:
         raise ValueError(f"{who}: max_bytes={max_bytes!r} is for copies. Pass cache=FOLDER, too.")
     ahead = whole(who, "ahead", ahead, 0)
-    if cache in ("memory", "") or (cache is not None and is_url(names_in(who, cache)[0])):
+    if cache in ("memory", "") or (cache is not None and is_url(os.fspath(cache))):
         raise ValueError(
             f"{who}: cache must be a folder on a local disk for whole shards, in /dev/shm to have "
             f"them in memory, got {cache!r}."
@@ -193,7 +193,7 @@ class ShardSource(StreamSource[dict[str, Any]]):
         who = type(self).__name__
         self.storage_options = dict(storage_options or {})
         """As given."""
-        self.urls = tuple(url for name in names_in(who, names) for url in self._found(name))
+        self.urls = tuple(url for name in names_in(names) for url in self._found(name))
         """The names of all in the order given, regardless of parts and shuffling."""
         if not self.urls:
             raise ValueError(f"{who}: expected at least one {self._WHAT}, got none.")
@@ -202,23 +202,6 @@ class ShardSource(StreamSource[dict[str, Any]]):
     @abstractmethod
     def _found(self, pattern: str) -> list[str]:
         """Return the names that one that was given means."""
-
-
-def read_samples(
-    url: str | os.PathLike[str],
-    *,
-    retries: int = RETRIES,
-    max_sample_bytes: int = DEFAULT_MAX_BYTES,
-    storage_options: Mapping[str, Any] | None = None,
-) -> Iterator[dict[str, Any]]:
-    """Yield the samples of one tar shard. ``pipe(read_samples, concurrency=n)`` after a source of
-    URLs reads ``n`` shards at once.
-
-    Each sample is ``{"__key__": str, "__url__": str, "jpg": bytes, "cls": bytes, ...}``. Arguments,
-    layout and errors are those of :class:`TarShards`.
-    """
-    files = ShardFiles(RetryPolicy(retries), storage_options or {})
-    yield from filter(None, numbered_samples(os.fspath(url), None, files, max_sample_bytes))
 
 
 def numbered_samples(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set, Sized
 from itertools import islice
 from typing import Any, Generic, Self, TypeVar, cast
 
@@ -142,24 +142,14 @@ def as_source(items: Iterable[T] | Sequence[T] | Callable[[], Iterable[T]]) -> D
     items: a list, range or map-style dataset; any other iterable that can be iterated repeatedly,
         such as a sampler (its ``set_epoch`` is called) or an iterable dataset; or a function that
         returns one, such as a generator function.
-    Raises: TypeError: none of these, or an iterable that would be empty the second time.
+    Raises: TypeError: none of these, or an iterator or a set.
     """
     if isinstance(items, DataSource):
         return items
-    if isinstance(items, str | bytes):
+    if isinstance(items, Iterator | Set):  # empty the second time, or in another order elsewhere
         raise TypeError(
-            f"as_source: expected an iterable of items, got {items!r}. For files of that name, "
-            "use Files(...), FileList(...) or TarShards(...)."
-        )
-    if isinstance(items, Mapping | Set):
-        raise TypeError(
-            f"as_source: expected items in an order, got a {type(items).__name__}. "
-            "Pass sorted(...) or list(...) of it."
-        )
-    if isinstance(items, Iterator):
-        raise TypeError(
-            f"as_source: a {type(items).__name__} can be iterated once only. Pass the function "
-            "that makes it, or a list."
+            f"as_source: a {type(items).__name__} has no lasting order. Pass the function that "
+            "makes it, or a list."
         )
     if is_map_style(items):
         return ListSource(cast("Sequence[T]", items))
