@@ -165,7 +165,7 @@ def test_figures_of_nested_datasets_are_in_snapshot_and_report(tmp_path):
     assert len(list(loader)) == len(packed.sampler())
     assert loader.snapshot().data["cache/found"] == 100
     remarks = loader.report().verdict.remarks
-    assert sum("of the items" in remark for remark in remarks) == 2
+    assert sum("The cache is in" in remark for remark in remarks) == 2
 
 
 def test_error_of_a_source_names_source_and_sample():

@@ -238,7 +238,7 @@ def test_cache_is_described_while_others_fill_it(tmp_path):
     with beside(add):
         for _ in range(500):
             remark = store.remark()
-            found, calls = map(int, re.search(r"found (\d+) of (\d+) in", remark).groups())
+            found, calls = map(int, re.search(r"found (\d+) of (\d+) there", remark).groups())
             assert found < calls
 
 

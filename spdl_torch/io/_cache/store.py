@@ -171,7 +171,9 @@ class Store:
         if self._off:
             return f"The cache in {self.folder} is not used: {self._off}."
         found = self.num_found  # read once: others count meanwhile
-        return f"This process found {found} of {found + self.num_missing} in {self.folder}."
+        calls = found + self.num_missing
+        hits = f" This process found {found} of {calls} there." if calls else ""
+        return f"The cache is in {self.folder}.{hits}"
 
     def _turn_off(self, why: str | OSError) -> None:
         """Find and keep nothing from now on, in this process."""
