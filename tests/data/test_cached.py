@@ -423,7 +423,7 @@ def test_epochs_have_the_bits_of_no_cache(workers, isolation, tmp_path):
         found.append(tuple(loader.snapshot().data.values()))
     assert found == [(0, 20), (20, 0), (20, 0)]  # of each epoch, over all workers
     assert "cache: found 20, missing 0" in shown(loader.report())
-    assert "This process found " in shown(loader.report())
+    assert "The cache is in" in shown(loader.report())
 
 
 def test_cache_loads_on_threads_when_the_dataset_may():
