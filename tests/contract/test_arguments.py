@@ -12,7 +12,7 @@ from _covering import by_pairs
 from _datasets import MapData, StreamData
 from _fuzz import QUICK
 from _gates import named
-from _loader_helpers import DataLoader, TorchIterator, as_list, epoch_of, torch_loader
+from _loader_helpers import DataLoader, epoch_of, torch_loader
 from hypothesis import given, settings, strategies as st
 from torch.utils.data import Dataset, SequentialSampler
 from torch.utils.data.datapipes.iter import IterableWrapper
@@ -39,7 +39,7 @@ READ_BY_FRAMEWORKS = [
         {"batch_size": None, "sampler": SequentialSampler(data8)},
         {"batch_sampler": [[0, 1], [2]], "num_workers": 2},
         {"num_workers": 1, "prefetch_factor": 5, "persistent_workers": True, "timeout": 9},
-        {"num_workers": 1, "worker_init_fn": print, "in_order": False, "collate_fn": as_list},
+        {"num_workers": 1, "worker_init_fn": print, "in_order": False, "collate_fn": list},
     ],
     ids=named,
 )
@@ -87,7 +87,7 @@ def test_loader_can_be_subscripted_copied_and_pickled(duplicate):
     assert isinstance(other, TorchLoader)
     assert other.stats is False
     batches = iter(other)
-    assert isinstance(batches, TorchIterator)
+    assert isinstance(batches, torch.utils.data.dataloader._BaseDataLoaderIter)
     with pytest.raises(NotImplementedError, match="cannot be pickled"):
         pickle.dumps(batches)
     expected = epoch_of(TorchLoader(SAMPLES, batch_size=5))
@@ -110,7 +110,7 @@ def test_attributes_set_after_construction_are_read_at_iter():
     initialized flag to swap in an endless batch sampler."""
     started = []
     loader = DataLoader([1, 2, 3], num_workers=1, isolation="thread")
-    loader.collate_fn, loader.worker_init_fn, loader.num_workers = as_list, started.append, 2
+    loader.collate_fn, loader.worker_init_fn, loader.num_workers = list, started.append, 2
     assert list(loader) == [[1], [2], [3]]
     assert sorted(started) == [0, 1]
     loader._DataLoader__initialized = False

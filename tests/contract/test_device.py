@@ -121,11 +121,12 @@ def test_batches_on_the_device_are_few_when_the_trainer_is_slow(backends):
     batches = iter(loader)
     (backend,) = backends
     next(batches)
-    until(lambda: backend.num_done + len(backend.pending) == 3)
+    device = backend.machine
+    until(lambda: device.num_given == 3)
     until(lambda: loader.snapshot().stages[0].tasks.num_tasks >= 16)
-    assert backend.num_done + len(backend.pending) == 3
+    assert device.num_given == 3
     next(batches)
-    until(lambda: backend.num_done + len(backend.pending) == 4)
+    until(lambda: device.num_given == 4)
 
 
 @workers

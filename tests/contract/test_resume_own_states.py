@@ -159,7 +159,7 @@ class Source(Asked):
     def state(self):
         return self.place
 
-    def load(self, state):
+    def load_state_dict(self, state):
         self.place = state
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from _datasets import KINDS, MAP_STYLE, Drawing, Drawn, DrawnStream, Indices, Made
 from _gates import PATIENCE_SECONDS, in_thread, result_of, until
-from _loader_helpers import as_list, assert_threads_end, batches_of, loader_threads
+from _loader_helpers import assert_threads_end, batches_of, loader_threads
 from _seats import (
     FORKED,
     NONE,
@@ -90,7 +90,7 @@ def test_what_a_worker_opens_stays_open_as_long_as_it(seat, persistent):
     """From epoch to epoch, if it persists; then it opens nothing again. ``worker_init_fn`` is
     called once for each."""
     options = {"worker_init_fn": begin, "persistent_workers": persistent}
-    loader = seat.loader(Opening(LENGTH), BATCH, collate_fn=as_list, **options)
+    loader = seat.loader(Opening(LENGTH), BATCH, collate_fn=list, **options)
     epochs = [set(itertools.chain(*loader)) for _ in range(3)]
     for part in (0, 1):
         first, second, third = ({sample[part] for sample in epoch} for epoch in epochs)
@@ -114,8 +114,8 @@ class Informed(Drawn):
 def test_workers_are_told_what_torch_tells_them(seat, rng):
     """Number, seed, and their own dataset. Which worker makes which batch is torch's turn where
     the streams belong to workers."""
-    torchs = list(seat.peer(Informed(LENGTH), collate_fn=as_list, generator=seeded(9)))
-    ours = list(seat.loader(Informed(LENGTH), collate_fn=as_list, generator=seeded(9), rng=rng))
+    torchs = list(seat.peer(Informed(LENGTH), collate_fn=list, generator=seeded(9)))
+    ours = list(seat.loader(Informed(LENGTH), collate_fn=list, generator=seeded(9), rng=rng))
     assert get_worker_info() is None
     if rng == "worker":
         assert ours == torchs
@@ -131,7 +131,7 @@ def found_elsewhere():
 def test_threads_of_a_dataset_draw_in_a_process_as_in_torchs():
     """No stream of a sample is theirs; the process is seeded as torch seeds its workers'. They find
     torch's worker info."""
-    options = {"collate_fn": as_list, "num_workers": 1}
+    options = {"collate_fn": list, "num_workers": 1}
     torchs, ours = (
         list(make(Drawing(found_elsewhere, 3), generator=seeded(9), **options))
         for make in (FORKED.peer, FORKED.loader)

@@ -11,14 +11,13 @@ from unittest import mock
 import pytest
 import torch
 from _datasets import BulkData, GatedData, Indices, Made, MapData
-from _gates import eager_switching
+from _gates import switching
 from _inside import forget_iterator
 from _loader_helpers import (
     PATIENCE_SECONDS,
     DataLoader,
     ModelLoader,
     ThreadLoader,
-    as_list,
     assert_threads_end,
     batches_of,
     epoch_of,
@@ -82,7 +81,7 @@ def test_as_many_samples_load_at_once_as_workers(num_workers, batch_size):
         inside.remove(index)
         return index
 
-    loader = ThreadLoader(Made(meet, 20), batch_size, num_workers=num_workers, collate_fn=as_list)
+    loader = ThreadLoader(Made(meet, 20), batch_size, num_workers=num_workers, collate_fn=list)
     assert list(itertools.chain(*loader)) == list(range(20))
     assert max(counts) == num_workers
 
@@ -92,7 +91,7 @@ def test_worker_info_is_none_in_the_main_thread_while_workers_run():
     processes have theirs beside ours. Without workers samples are made there."""
     data = Made(lambda _: (threading.current_thread(), get_worker_info()), 2)
     here = threading.current_thread(), None
-    assert list(DataLoader(data, collate_fn=as_list)) == [[here]] * 2
+    assert list(DataLoader(data, collate_fn=list)) == [[here]] * 2
     dataset = GatedData(2)
     batches = iter(ThreadLoader(dataset, None, num_workers=1))
     assert dataset.entered.wait(PATIENCE_SECONDS)
@@ -335,7 +334,7 @@ class Copied(MapData):
 def test_workers_copy_the_dataset_one_after_another():
     """Python 3.11 crashes in a later garbage collection if two threads look at the ``__dict__`` of
     one object for the first time, which is what copying does. No other loader waits for it."""
-    with eager_switching():
+    with switching():
         for _ in range(5):
             assert len(epoch_of(ThreadLoader(Copied(8), num_workers=4))) == 8
     assert not Copied.met

@@ -8,7 +8,6 @@ import pickle
 import pytest
 import torch.utils.data as torch_data
 from _covering import by_pairs
-from _datasets import Steps
 from _seats import FORKED, NONE, THREADS
 
 import spdl_torch
@@ -38,15 +37,25 @@ class Kept(Plain):
         return _KeptItems(self)
 
 
-class _KeptItems(Steps):
+class _KeptItems:
     def __init__(self, dataset):
-        super().__init__(range(10**9 if dataset.length is None else dataset.length))
-        self.dataset = dataset
+        self.dataset, self.place = dataset, 0
+
+    def __iter__(self):
+        return self
 
     def __next__(self):
-        number = super().__next__()
+        if self.place == self.dataset.length:
+            raise StopIteration
+        self.place += 1
         self.dataset.num_read += 1
-        return self.dataset.name, number
+        return self.dataset.name, self.place - 1
+
+    def state_dict(self):
+        return {"place": self.place}
+
+    def load_state_dict(self, state):
+        self.place = state["place"]
 
 
 class Resuming(Plain):

@@ -9,11 +9,11 @@ from _fuzz import run_long, run_short
 from _gates import (
     PATIENCE_SECONDS,
     Hands,
-    eager_switching,
     join_spdl_threads,
     multiset,
     quiet_log,
     spdl_threads,
+    switching,
     until,
 )
 from _inside import check_balance
@@ -43,7 +43,7 @@ class PipelineMachine(RuleBasedStateMachine):
         ),
     )
     def define(self, count, stages, sink, gate_at, budget, options):
-        self.scope = eager_switching()
+        self.scope = switching()
         self.scope.__enter__()
         self.pool = ThreadPoolExecutor(3)
         self.gate = threading.Event()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import torch
 from _gates import PATIENCE_SECONDS
@@ -153,37 +152,10 @@ KINDS = (*MAP_STYLE, DrawnStream, StatefulStream)
 """Every kind that a loader tells apart: of a length they hold the same samples."""
 
 
-class Steps:
-    """An iterator with a state: how many items it has given."""
-
-    def __init__(self, items, make=lambda item: item):
-        self.items, self.make, self.place = items, make, 0
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        if self.place == len(self.items):
-            raise StopIteration
-        self.place += 1
-        return self.make(self.items[self.place - 1])
-
-    def state_dict(self):
-        return {"place": self.place}
-
-    def load_state_dict(self, state):
-        self.place = state["place"]
-
-
-def item_of(index: int) -> dict[str, Any]:
-    """The sample every dataset here has at ``index``."""
-    return {"x": torch.tensor([index, index + 0.5]), "y": index, "name": f"#{index}"}
-
-
 class MapData(Sized):
-    """Map-style; raises the given error type where ``bad`` says so."""
+    """Map-style, with dicts; raises the given error type where ``bad`` says so."""
 
-    def __init__(self, length: int, bad: dict[int, type[Exception]] | None = None) -> None:
+    def __init__(self, length, bad=None):
         super().__init__(length)
         self.bad = bad or {}
 
@@ -192,7 +164,7 @@ class MapData(Sized):
             raise self.bad[index](f"bad {index}")
         if not 0 <= index < self.length:
             raise IndexError(index)
-        return item_of(index)
+        return {"x": torch.tensor([index, index + 0.5]), "y": index, "name": f"#{index}"}
 
 
 class BulkData(MapData):
@@ -220,7 +192,7 @@ class StreamData(MapData, IterableDataset):
 class GatedData(Sized):
     """Sample ``held`` waits until ``gate`` is set; ``entered`` says that a worker is waiting."""
 
-    def __init__(self, length: int, *, held: int | None = 0) -> None:
+    def __init__(self, length, *, held=0):
         super().__init__(length)
         self.held = held
         self.gate = threading.Event()
@@ -242,9 +214,6 @@ class Asked:
         Asked.num_asked += 1
         return self.state()
 
-    def load_state_dict(self, state):
-        self.load(state)
-
 
 class Live(Asked, DrawnStream):
     """Its state is a container that it goes on using; and it carries on where it was in the epoch
@@ -265,7 +234,7 @@ class Live(Asked, DrawnStream):
     def state(self):
         return self.place
 
-    def load(self, state):
+    def load_state_dict(self, state):
         if not set(state["given"]) <= set(range(self.length)):
             raise ValueError("no such items")
         self.place = state
@@ -295,7 +264,7 @@ class _LiveIterator(Asked):
     def state(self):
         return self.place
 
-    def load(self, state):
+    def load_state_dict(self, state):
         if not 0 <= state[0] <= len(self.items):
             raise ValueError("no such place")
         self.place = state
@@ -321,7 +290,7 @@ class Endless(Asked, IterableDataset):
     def state(self):
         return {"next_item": self.next_item, "left": self.left}
 
-    def load(self, state):
+    def load_state_dict(self, state):
         left = state["left"]
         self.next_item, self.left = 0 + state["next_item"], None if left is None else 0 + left
 

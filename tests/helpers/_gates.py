@@ -18,7 +18,6 @@ import threading
 from collections import Counter
 from concurrent.futures import Future
 from contextlib import contextmanager
-from functools import partial
 
 import psutil
 
@@ -40,8 +39,7 @@ class Boom(Exception):
 class GatedOp:
     """An op whose calls wait until the test opens the gate, and which counts them."""
 
-    def __init__(self, result=lambda item: item):
-        self._result = result
+    def __init__(self):
         self._gate = threading.Event()
         self._changed = threading.Condition()
         self.started = []
@@ -60,7 +58,7 @@ class GatedOp:
             self.num_running -= 1
             self.finished.append(item)
             self._changed.notify_all()
-        return self._result(item)
+        return item
 
     def open(self):
         """Let every call go on, those to come included."""
@@ -123,7 +121,7 @@ class FakeClock:
 
 
 def in_thread(function, *args):
-    """Call ``function`` on a thread of its own; returns a Future and the thread."""
+    """Call ``function`` on a thread of its own; returns a Future."""
     future = Future()
 
     def run():
@@ -132,8 +130,7 @@ def in_thread(function, *args):
         except BaseException as error:
             future.set_exception(error)
 
-    thread = threading.Thread(target=run, name="test-helper", daemon=True)
-    thread.start()
+    threading.Thread(target=run, name="test-helper", daemon=True).start()
     return future
 
 
@@ -216,18 +213,14 @@ def no_leak():
 
 
 @contextmanager
-def switching(seconds):
-    """Let threads take turns so often."""
+def switching(seconds=1e-5):
+    """Let threads take turns so often: far more often than usual, so that races show."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(seconds)
     try:
         yield
     finally:
         sys.setswitchinterval(before)
-
-
-eager_switching = partial(switching, 1e-5)
-"""Far more often than usual, so that races show."""
 
 
 @contextmanager

@@ -169,7 +169,8 @@ def pinned(tensor):
     """``tensor.pin_memory()``."""
     if machine() is None:
         return tensor.pin_memory()
-    return cuda.CudaBackend(torch.device("cuda", 0)).pinned(tensor.nbytes).copy_(tensor.view(-1))
+    locked = cuda.CudaBackend(torch.device("cuda", 0)).pinned(tensor.nbytes)
+    return locked.view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
 
 def keep_until_copied(owner):
@@ -243,22 +244,6 @@ def num_wrong(gpu, batches, expected, *, streams=("default",), use=None):
     return wrong + abs(len(expected) - len(found))
 
 
-class Cuda:
-    """``torch.cuda`` as loops know it, which is more than transfers use."""
-
-    def __init__(self, device):
-        self.machine = device
-
-    def __getattr__(self, name):
-        return getattr(self.machine, name)
-
-    def Stream(self):
-        return self.machine.Stream(0)
-
-    def synchronize(self):
-        self.machine.drain()
-
-
 class OnHost(TorchFunctionMode):
     """What asks for ``"cuda"`` gets the host; ``pin_memory`` locks."""
 
@@ -267,9 +252,7 @@ class OnHost(TorchFunctionMode):
             return function(*args, **(kwargs or {}))
         kwargs = {key: _host(value) for key, value in (kwargs or {}).items()}
         if function is torch.Tensor.pin_memory:
-            backend = cuda.CudaBackend(torch.device("cuda", 0))
-            locked = backend.pinned(args[0].nbytes).view(args[0].dtype).view(args[0].shape)
-            return locked.copy_(args[0])
+            return pinned(args[0])
         return function(*map(_host, args), **kwargs)
 
 
@@ -280,6 +263,6 @@ def _host(value):
 @contextmanager
 def as_torchs(gpu, monkeypatch, module):
     """The module's torch finds this device."""
-    monkeypatch.setattr(module, "torch", TorchWith(gpu.device, Cuda(gpu.device)))
+    monkeypatch.setattr(module, "torch", TorchWith(gpu.device))
     with OnHost():
         yield

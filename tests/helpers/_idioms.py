@@ -197,24 +197,6 @@ class BufferOfClass(Samples):
         return int(decode(self.buffer))
 
 
-def _coroutine():
-    answer = None
-    while True:
-        answer = decode((yield answer))
-
-
-@simple
-class GeneratorKept(Samples):
-    """A generator that is sent each index."""
-
-    def __init__(self, folder):
-        self.generator = _coroutine()
-        next(self.generator)
-
-    def value(self, index):
-        return self.generator.send(index)
-
-
 class Padding:
     """Pads into a buffer that is kept, and returns a copy."""
 

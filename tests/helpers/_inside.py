@@ -39,7 +39,7 @@ def state_of(source):
 
 def crew_of(source):
     """The workers of an iterator, or of a loader that keeps its iterator."""
-    return (iterator_of(source) if isinstance(source, DataLoader) else source)._backend
+    return (source._iterator if isinstance(source, DataLoader) else source)._backend
 
 
 def is_waiting(iterator):
@@ -68,14 +68,9 @@ def pids_of(source):
     return [child.pid for child in children_of(source).values()]
 
 
-def tuner_of(iterator):
-    """Who tunes the number of an iterator's workers."""
-    return iterator._tuner
-
-
 def resize(batches, number):
     """Have so many workers of an iterator from now on; nothing is tuned by itself."""
-    tuner = tuner_of(batches)
+    tuner = batches._tuner
     tuner._due = float("inf")
     tuner.set_count("num_workers", number)
 
@@ -88,11 +83,6 @@ def give_out(batches):
 def doing_in(batches):
     """What an iterator's workers do now, as a loop that waits too long is told."""
     return batches._at_work()
-
-
-def iterator_of(loader):
-    """The iterator that a loader with persistent workers keeps."""
-    return loader._iterator
 
 
 def forget_iterator(loader):

@@ -40,8 +40,8 @@ def by(codec, function):
     return decoding_by(codec)(function)
 
 
-def jpeg(height, width, *, mode="RGB", seed=0, **options):
-    return encode(photograph(height, width, seed, noise=40).convert(mode), "JPEG", **options)
+def jpeg(height, width, *, mode="RGB", **options):
+    return encode(photograph(height, width, noise=40).convert(mode), "JPEG", **options)
 
 
 def with_sampling(content, factors):

@@ -15,6 +15,7 @@ import weakref
 from collections import deque
 from contextlib import contextmanager
 from itertools import cycle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -115,7 +116,7 @@ class LazyDevice:
         finally:
             self.of_thread.streams = before
 
-    def Stream(self, device, priority=0):
+    def Stream(self, device=0, priority=0):
         """As torch's: of each priority there are 32."""
         place = index_of(device), priority
         if place not in self.pools:
@@ -130,7 +131,7 @@ class LazyDevice:
     def default_stream(self, device):
         return self.default_streams[index_of(device)]
 
-    def synchronize(self, device):
+    def synchronize(self, device=None):
         self.touch("the device was waited for")
         self.used.add(self.current_device())
         self.drain()
@@ -252,10 +253,15 @@ class LazyDevice:
 
     def copy_later(self, target, source, num_bytes):
         """A copy on the current stream, of addresses."""
-        copy = Copy(target, source, num_bytes)
+        copy = SimpleNamespace(target=target, source=source, num_bytes=num_bytes)
         with self.lock:
             self.copies.append(copy)
         self.current_stream(self.current_device()).give(lambda: self._copy(copy))
+
+    @property
+    def num_given(self):
+        """Copies, done or not."""
+        return self.num_copied + len(self.copies)
 
     def _copy(self, copy):
         self.copies.remove(copy)
@@ -317,12 +323,17 @@ class LazyStream:
 
     def wait_event(self, event):
         if event.mark is not None:
-            self.give(Wait(event.mark))
+            self.give(event.mark)
 
     def can_go_on(self):
         if not self.work or self.is_stuck:
             return False
-        return not isinstance(self.work[0], Wait) or self.work[0].mark.is_done
+        return not self.is_waiting or self.work[0].is_done
+
+    @property
+    def is_waiting(self):
+        """For another stream."""
+        return isinstance(self.work[0], Mark) and self.work[0].stream is not self
 
     @property
     def is_stuck(self):
@@ -332,32 +343,24 @@ class LazyStream:
         work = self.work.popleft()
         if isinstance(work, Mark):
             work.is_done = True
-        elif not isinstance(work, Wait):
+        else:
             work()
 
     def do_until(self, mark):
         """No more than that, here and where it is waited for."""
         with self.machine.lock:
             while not mark.is_done:
-                if isinstance(self.work[0], Wait):
-                    awaited = self.work[0].mark
-                    awaited.stream.do_until(awaited)
+                if self.is_waiting:
+                    self.work[0].stream.do_until(self.work[0])
                 self.do_one()
 
 
 class Mark:
-    """A point in a stream's work."""
+    """A point in a stream's work; in that of another stream, which goes on when it is reached."""
 
     def __init__(self, stream):
         self.stream = stream
         self.is_done = False
-
-
-class Wait:
-    """A stream goes on when another has come to a mark."""
-
-    def __init__(self, mark):
-        self.mark = mark
 
 
 class LazyEvent:
@@ -392,13 +395,6 @@ class LazyEvent:
         if self.mark is None:
             return
         self.mark.stream.do_until(self.mark)
-
-
-class Copy:
-    """From a host address to one on the device."""
-
-    def __init__(self, target, source, num_bytes):
-        self.target, self.source, self.num_bytes = target, source, num_bytes
 
 
 class Block:
@@ -459,14 +455,6 @@ class LazyBackend(cuda.CudaBackend):
         self.handed_over.append((threading.current_thread(), pointers))
         return super().hand_over(event, blocks)
 
-    @property
-    def num_done(self):
-        return self.machine.num_copied
-
-    @property
-    def pending(self):
-        return self.machine.copies
-
 
 def behind(reference, kind):
     """The variable that a function of a C library was given by reference."""
@@ -480,7 +468,7 @@ def take_until_far_behind(batches, device):
         next(batches)
     # It may have looked before the last hand-over; then it is ahead by all that it may be.
     most = transfer.MOST_BEHIND + 3
-    until(lambda: device.waiting.is_set() or device.num_copied + len(device.copies) == most)
+    until(lambda: device.waiting.is_set() or device.num_given == most)
     if not device.waiting.is_set():
         next(batches)
     assert device.waiting.wait(PATIENCE_SECONDS)
@@ -517,9 +505,9 @@ class Offered:
 class TorchWith:
     """torch with another ``torch.cuda``, whose devices are the accelerators."""
 
-    def __init__(self, device, programs=None):
+    def __init__(self, device):
         self.machine = device
-        self.cuda = Offered(torch.cuda, device if programs is None else programs)
+        self.cuda = Offered(torch.cuda, device)
         self.accelerator = Offered(torch.accelerator, device)
         self._C = Offered(torch._C, device)
 

@@ -44,11 +44,6 @@ class ThreadLoader(DataLoader):
         super().__init__(*args, isolation=isolation, **options)
 
 
-def as_list(batch: Any) -> Any:
-    """Keep samples apart and untouched: a collate function that does nothing."""
-    return batch
-
-
 def frozen(value: Any) -> Any:
     """A batch as nested tuples that compare by type, dtype, shape and value."""
     if hasattr(value, "dtype"):
@@ -105,11 +100,7 @@ class ModelLoader(torch_data.DataLoader):
         """No process is started: nothing to warn of."""
 
 
-TorchIterator = torch_dataloader._BaseDataLoaderIter
-"""The base class of torch's iterators."""
-
-
-class _PlayedWorkers(TorchIterator):
+class _PlayedWorkers(torch_dataloader._BaseDataLoaderIter):
     def __init__(self, loader: ModelLoader) -> None:
         super().__init__(loader)
         self._prefetched = loader.prefetch_factor * loader.num_workers
@@ -170,7 +161,7 @@ class _PlayedWorkers(TorchIterator):
                     self._dataset_kind,
                     self._infos[worker].dataset,
                     self._auto_collation,
-                    as_list,
+                    list,
                     self._drop_last,
                 )
             return self._fetchers[worker].fetch(index)
@@ -210,9 +201,9 @@ def no_thread_left():
         assert_threads_end(left)
 
 
-def run_script(body: str, *, ends_whole: bool = True, **environment: str) -> Any:
+def run_script(body: str, **environment: str) -> Any:
     """Run ``body`` in a process of its own; end it if it hangs."""
-    options = {"timeout": 4 * PATIENCE_SECONDS, "ends_whole": ends_whole}
+    options = {"timeout": 4 * PATIENCE_SECONDS, "ends_whole": True}
     return _warm.run(["-c", script(body)], env={**os.environ, **environment}, **options)
 
 

@@ -59,11 +59,8 @@ def report_of(loader, num_batches):
         concurrency=workers,
         tasks=TaskPerfStats(calls, 0, time, time, time, seconds, cpu / calls, time, busy),
         queue=QueuePerfStats(seconds, num_batches, 0.0, 0.0, 0.5, get_wait_time=waited),
-        num_dropped=0,
         busy_ratio=busy / seconds / workers,
         wait_in_ratio=1 - busy / seconds / workers,
-        wait_out_ratio=0.0,
-        thread_time=seconds * workers,
     )
     of_threads = {
         "gil_seconds": 5e-3 if limit == "gil" else 1e-4,

@@ -6,7 +6,7 @@ import base64
 import random
 from html.parser import HTMLParser
 
-from _readings import pipeline_stats, stage_stats
+from _readings import pipeline_stats, stage
 
 from spdl_torch.engine.timeline import (
     Instant,
@@ -18,52 +18,29 @@ from spdl_torch.engine.timeline import (
     Turn,
     TwoClocks,
 )
-from spdl_torch.observe import (
-    Probes,
-    make_report,
-)
-from spdl_torch.pipeline import QueuePerfStats, TaskPerfStats
+from spdl_torch.observe import Probes, make_report
 
 HOSTILE = "</script><script>window.pwned = 1</script><img src=http://x.invalid/a onerror=pwned=1>"
 FORMULAS = r"$$\frac{1}{2}$$ \(a\) \[b\] @left $x"
 MS = 1_000_000
 
 
-def stage(name, num_tasks, seconds, *, workers=2, task_seconds=0.004):
-    """The figures of a stage after ``num_tasks`` tasks and that time."""
-    busy = num_tasks * task_seconds
-    tasks = TaskPerfStats(
-        num_tasks, 1, task_seconds, 1.5 * task_seconds, 2 * task_seconds, seconds,
-        task_seconds / 3, 0.9 * task_seconds, busy,
-    )  # fmt: skip
-    queue = QueuePerfStats(
-        seconds, num_tasks - 1, 0.001, 0.002, 0.25, put_wait_time=0.01, get_wait_time=0.02
-    )
-    return stage_stats(
-        name=name, concurrency=workers, tasks=tasks, queue=queue, num_dropped=0,
-        busy_ratio=busy / (workers * seconds), wait_in_ratio=0.1, wait_out_ratio=0.0,
-    )  # fmt: skip
-
-
-def reports(num_intervals, *, rate=100.0, stages=("fetch", "collate"), workers=2, wait=0.4):
+def reports(num_intervals, *, stages=("fetch", "collate")):
     """The readings of a run at the end of each interval, which is a second and a bit."""
-    generator, seconds, found = random.Random(0), 0.0, []
-    num_items = 0
+    generator, seconds, num_items, found = random.Random(0), 0.0, 0, []
     for _ in range(num_intervals):
         seconds += 1 + generator.random()
-        num_items = num_items + round(rate * (1 + 0.1 * generator.random()))
-        stats = pipeline_stats(
-            elapsed=seconds,
-            consumer_wait_ratio=wait,
-            stages=tuple(stage(name, num_items, seconds, workers=workers) for name in stages),
-        )
+        num_items += round(100 * (1 + 0.1 * generator.random()))
+        counts = {"num_tasks": num_items, "num_failures": 1, "num_delivered": num_items - 1}
+        made = [stage(name, 0.2, threads=2, seconds=seconds, **counts) for name in stages]
+        stats = pipeline_stats(seconds, 0.4, made)
         found.append(make_report(stats, Probes(gil_seconds=1e-4, num_cores=2), pooled=stages))
     return found
 
 
-def timeline(num_turns, *, workers=3):
+def timeline(num_turns):
     """What some workers and a training loop did, with a queue, parts and a garbage collection."""
-    rows = []
+    rows, workers = [], 3
     for worker in range(workers):
         turns, parts, time = [], [], worker * MS // 7
         for turn in range(num_turns):

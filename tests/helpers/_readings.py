@@ -109,13 +109,13 @@ def pipeline_stats(elapsed, consumer_wait_ratio, stages, data=None, counts=None)
     return PipelineStats(ns(elapsed), waited_ns, tuple(stages), data or {}, counts or {})
 
 
-def stage(name, busy=0.1, cpu=1.0, wait_in=0.0, wait_out=0.0, threads=4, **counts):
+def stage(name, busy=0.1, cpu=1.0, wait_in=0.0, wait_out=0.0, threads=4, seconds=10.0, **counts):
     """A stage that is busy, computing and waiting for these shares of its time."""
     tasks = {"num_tasks": 1000, "num_failures": 0, **counts}
     dropped, delivered = tasks.pop("num_dropped", 0), tasks.pop("num_delivered", 1000)
     times = {"ave_time": 0.01, "p90_time": 0.02, "p99_time": 0.03, "ave_cpu_time": 0.01 * cpu}
-    tasks = TaskPerfStats(**tasks, **times, elapsed=10.0, p50_time=0.009)
-    queue = QueuePerfStats(10.0, delivered, 0.0, 0.0, 0.5)
+    tasks = TaskPerfStats(**tasks, **times, elapsed=seconds, p50_time=0.009)
+    queue = QueuePerfStats(seconds, delivered, 0.0, 0.0, 0.5)
     return stage_stats(name, threads, tasks, queue, dropped, busy, wait_in, wait_out)
 
 

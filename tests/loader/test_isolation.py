@@ -23,7 +23,6 @@ from _isolation_data import (
     Holder,
     Images,
     Unreadable,
-    as_list,
     settings,
 )
 from _loader_helpers import torch_loader
@@ -177,7 +176,7 @@ def test_settings_are_the_trainers(monkeypatch, tmp_path, make):
     find the rank in the process group, which a forked child knows, or in the environment."""
     monkeypatch.setenv("SPDL_TORCH_TEST", "one")
     monkeypatch.delenv("RANK", raising=False)
-    assert list(make(Made(settings, 1), None, num_workers=1, collate_fn=as_list)) == [
+    assert list(make(Made(settings, 1), None, num_workers=1, collate_fn=tuple)) == [
         ("one", None, torch.float32)
     ]
     monkeypatch.setenv("SPDL_TORCH_TEST", "two")
@@ -185,7 +184,7 @@ def test_settings_are_the_trainers(monkeypatch, tmp_path, make):
     torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
     torch.set_default_dtype(torch.float64)
     try:
-        assert list(make(Made(settings, 1), None, num_workers=1, collate_fn=as_list)) == [
+        assert list(make(Made(settings, 1), None, num_workers=1, collate_fn=tuple)) == [
             ("two", 0, torch.float64)
         ]
     finally:
@@ -206,7 +205,7 @@ def test_shared_values_of_multiprocessing_pass():
 def test_log_of_the_child_is_the_trainers(caplog):
     """Records of our loggers in the child reach the trainer's handlers."""
     log = logging.getLogger("spdl_torch.data").warning
-    list(isolated(Made(lambda index: log("sample %d", index), 2), 2, collate_fn=as_list))
+    list(isolated(Made(lambda index: log("sample %d", index), 2), 2, collate_fn=list))
     assert {"sample 0", "sample 1"} == {record.message for record in caplog.records}
 
 
@@ -245,8 +244,8 @@ def targets(index):
 @pytest.mark.parametrize("persistent", [False, True])
 def test_batches_that_take_long_to_unpack_are_received_by_a_thread(persistent):
     """From the second epoch on, so that a loop that waits for its device need not do it."""
-    loader = isolated(Made(targets, 240), 30, collate_fn=as_list, persistent_workers=persistent)
-    expected = list(map(bits, DataLoader(Made(targets, 240), 30, collate_fn=as_list)))
+    loader = isolated(Made(targets, 240), 30, collate_fn=list, persistent_workers=persistent)
+    expected = list(map(bits, DataLoader(Made(targets, 240), 30, collate_fn=list)))
     for number in range(3):
         batches = iter(loader)
         found = [bits(next(batches))]
@@ -323,7 +322,7 @@ def test_values_come_as_from_torchs_workers(tmp_path):
     """On their way to a worker, in its dataset, and on their way back, in a batch: types, forms,
     values, and whether they can be written. Nothing is left for ``torch.load`` to check."""
     given = values(tmp_path)
-    options = {"num_workers": 1, "multiprocessing_context": "forkserver", "collate_fn": as_list}
+    options = {"num_workers": 1, "multiprocessing_context": "forkserver", "collate_fn": list}
     ours, theirs = (
         {name: facts_of(value, name) for name, value in zip(given, loader, strict=True)}
         for loader in (

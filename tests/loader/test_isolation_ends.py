@@ -94,12 +94,12 @@ def test_child_that_does_not_answer_hides_no_other(tmp_path, monkeypatch):
 PROGRAM = """
     import os, signal, sys, threading
     sys.path.insert(0, {tests!r})
-    from _isolation_data import Images, Waiting, as_list
+    from _isolation_data import Images, Waiting
     from spdl_torch import DataLoader
 
     def main():
         loader = DataLoader({dataset}, 2, num_workers=2, isolation="process",
-                            collate_fn=as_list, persistent_workers=True)
+                            collate_fn=list, persistent_workers=True)
         batches = iter(loader)
         first = next(batches)
         import multiprocessing

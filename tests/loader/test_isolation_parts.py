@@ -11,7 +11,7 @@ import torch
 from _at_call import AtCall
 from _datasets import Made
 from _isolated import isolated, mapped_slabs, num_mapped_slabs
-from _isolation_data import Images, as_list
+from _isolation_data import Images
 from torch.utils.data import Dataset
 
 from spdl_torch import DataLoader
@@ -45,7 +45,7 @@ def test_batches_of_any_sizes_pass_and_stay(has_memfd, monkeypatch):
     if not has_memfd:
         monkeypatch.delattr(os, "memfd_create", raising=False)
     kept, most = [], 0
-    loader = isolated(Made(parts_of, 100), None, num_workers=1, collate_fn=as_list)
+    loader = isolated(Made(parts_of, 100), None, num_workers=1, collate_fn=list)
     for index, batch in enumerate(loader):
         assert content_of(batch) == content_of(parts_of(index))
         if index % 3 == 0:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from _datasets import Indices, SafeIndices
 from _inside import placement_of
-from _isolation_data import Images, as_list
+from _isolation_data import Images
 from PIL import Image
 from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 from torchvision import transforms as T
@@ -84,10 +84,10 @@ UNKNOWN = {
     "subclass of TensorDataset": (type("Mine", (TensorDataset,), {})(X), "Mine"),
     "a property that fails": (RaisesByProperty(8), "RaisesByProperty"),
     "a part of a StackDataset": (StackDataset(a=TensorDataset(X), b=Images(8)), "Images"),
-    "collate_fn": (range(8), "collate_fn=as_list"),
+    "collate_fn": (range(8), "collate_fn=list"),
     "worker_init_fn": (range(8), "worker_init_fn=id"),
 }
-FUNCTIONS = {"collate_fn": {"collate_fn": as_list}, "worker_init_fn": {"worker_init_fn": id}}
+FUNCTIONS = {"collate_fn": {"collate_fn": list}, "worker_init_fn": {"worker_init_fn": id}}
 
 
 @pytest.mark.parametrize("kind", KNOWN)

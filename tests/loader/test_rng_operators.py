@@ -10,7 +10,6 @@ import _ways_of_draws
 import pytest
 import torch
 from _datasets import Drawing, Made
-from _loader_helpers import as_list
 from torch import rand as rand_imported_early
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
@@ -142,7 +141,7 @@ def test_operator_draws_from_the_samples_stream(num_workers, way, monkeypatch):
     options = {"num_workers": num_workers, "isolation": "thread", "generator": torch.Generator()}
     dataset, process = Made(lambda _: drawn_by_all(), 3), torch.get_rng_state()
     key, generator = StreamKey(epoch_seed(7, 0)), torch.Generator()
-    loader = DataLoader(dataset, seed=7, collate_fn=as_list, **options)
+    loader = DataLoader(dataset, seed=7, collate_fn=list, **options)
     for position, (found,) in enumerate(loader):
         expected = drawn_by_all(generator.manual_seed(key.seed(position)))
         for name, parts in found.items():

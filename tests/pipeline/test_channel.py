@@ -6,7 +6,7 @@ import threading
 
 import pytest
 from _at_call import AtCall
-from _gates import PATIENCE_SECONDS, eager_switching, in_thread, result_of, switching, until
+from _gates import PATIENCE_SECONDS, in_thread, result_of, switching, until
 from hypothesis import given, settings, strategies as st
 
 from spdl_torch.engine import statistics as stats_module
@@ -61,7 +61,7 @@ def test_channel_loses_nothing_with_many_threads(capacity, producers, timeouts, 
             if in_order and what != "item":
                 channel.skip(seq)
 
-    with eager_switching():
+    with switching():
         gets = [in_thread(drain, channel, timeout) for timeout in timeouts]
         for put in [in_thread(produce, who) for who in range(producers)]:
             result_of(put)

@@ -15,12 +15,12 @@ from _gates import (
     Boom,
     GatedOp,
     Hands,
-    eager_switching,
     join_spdl_threads,
     multiset,
     no_leak,
     pipeline_of,
     same,
+    switching,
     until,
 )
 from _inside import check_balance, run_of
@@ -99,7 +99,7 @@ def test_each_iterator_gives_what_a_plain_loop_makes_of_one_epoch(
     if tail is not None:
         builder.aggregate(tail[0], drop_last=tail[1])
     pipeline = builder.add_sink(sink).build(num_threads=num_threads, max_failures=10_000)
-    with eager_switching(), pipeline.auto_stop():
+    with switching(), pipeline.auto_stop():
         for epoch in range(len(sizes) + continuous):
             expected = source.items(epoch)
             for stage in plan:
@@ -376,7 +376,7 @@ def test_epochs_stay_apart_while_the_number_of_threads_changes(counts, in_order)
     pipeline = continuous(
         source, same, name="op", concurrency=2, output_order=order, build={"tuner": hands}
     )
-    with no_leak(), eager_switching(), pipeline.auto_stop():
+    with no_leak(), switching(), pipeline.auto_stop():
         for epoch, count in enumerate(counts):
             hands.run.set_concurrency("op", count)
             assert multiset(pipeline) == multiset(source.items(epoch))
