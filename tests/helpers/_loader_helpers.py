@@ -161,7 +161,7 @@ class _PlayedWorkers(torch_dataloader._BaseDataLoaderIter):
                     self._dataset_kind,
                     self._infos[worker].dataset,
                     self._auto_collation,
-                    list,
+                    lambda samples: samples,
                     self._drop_last,
                 )
             return self._fetchers[worker].fetch(index)

@@ -322,7 +322,8 @@ def test_values_come_as_from_torchs_workers(tmp_path):
     """On their way to a worker, in its dataset, and on their way back, in a batch: types, forms,
     values, and whether they can be written. Nothing is left for ``torch.load`` to check."""
     given = values(tmp_path)
-    options = {"num_workers": 1, "multiprocessing_context": "forkserver", "collate_fn": list}
+    options = {"num_workers": 1, "multiprocessing_context": "forkserver"}
+    options["collate_fn"] = torch.nn.Identity()  # which can be pickled
     ours, theirs = (
         {name: facts_of(value, name) for name, value in zip(given, loader, strict=True)}
         for loader in (
