@@ -128,8 +128,7 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]  # un
                 "ImageFolder: scaled=True needs loader=image_loader or none, and a transform that "
                 "begins with a bilinear RandomResizedCrop, Resize and CenterCrop, or "
                 f"Resize((height, width)), got {loader=} and {transform=}. Change these, or leave "
-                "scaled out; loader=partial(image_loader, at_least=(height, width)) serves any "
-                "transform of tensors."
+                "scaled out."
             )
         self._store_version = version
         self._store: Store | None = None

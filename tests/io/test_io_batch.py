@@ -16,7 +16,6 @@ from spdl_torch.errors import DecodeError, UnsupportedOptionError
 from spdl_torch.io import (
     Crop,
     decode_image,
-    image_loader,
     load_image,
     load_image_batch,
     random_resized_crop,
@@ -142,7 +141,6 @@ SIZE = {"width": 8, "height": 8}
             partial(load_image, crop=Crop(0, 0, 5, 5), **SIZE),
             *(TypeError, r"^load_image: crop must be a function .* got Crop\(top=0"),
         ),
-        (partial(image_loader, at_least=8), TypeError, r"at_least must be \(height, width\)"),
         (
             partial(load_one, device_config=1),
             UnsupportedOptionError,
@@ -153,7 +151,6 @@ SIZE = {"width": 8, "height": 8}
         (lambda path: decode_image(path.with_name("gone.jpg")), FileNotFoundError, r"gone\.jpg"),
         (lambda _: decode_image(7), TypeError, "got int"),
         (lambda _: decode_image(torch.zeros(3, 4, 4)), TypeError, "uint8 with one dimension"),
-        (partial(image_loader, at_least=(0, 8)), ValueError, "must be >= 1"),
     ],
 )
 def test_call_that_cannot_be_meant_is_refused(paths, call, error, match):

@@ -19,7 +19,6 @@ from spdl_torch.data.sources import TarShards
 from spdl_torch.errors import DecodeError
 from spdl_torch.io import (
     decode_image,
-    image_loader,
     load_clip,
     load_image,
     load_image_batch,
@@ -327,7 +326,6 @@ def test_a_plugin_that_replaces_pillows_own_is_asked(monkeypatch, root, kind, na
     inverting = lambda file, name: ImageOps.invert(own(file, name).convert("RGB"))  # noqa: E731
     monkeypatch.setitem(Image.OPEN, kind, (inverting, accept))
     assert torch.equal(decode_image(path), inverted)
-    assert torch.equal(image_loader(path, at_least=(8, 8)), inverted)
     (one,) = load_image_batch([path], width=PICTURE.width, height=PICTURE.height)
     assert torch.equal(one.permute(2, 0, 1), inverted)
     folder = ImageFolder(root, np.asarray)

@@ -18,12 +18,7 @@ from torchvision.transforms import v2
 from spdl_torch import ImageFolder
 from spdl_torch.data import cached
 from spdl_torch.errors import DecodeError, UnsupportedOptionError
-from spdl_torch.io import (
-    Crop,
-    decode_image,
-    image_loader,
-    load_image,
-)
+from spdl_torch.io import Crop, load_image
 
 EVERY_KIND = {**KINDS, **OTHER_KINDS}
 OTHER_FORMATS = {kind: encode(photograph(150, 201), kind) for kind in ("PNG", "WEBP", "GIF")}
@@ -53,17 +48,8 @@ def drafted(content, by):
 def by_pillow(content, box, wanted, by):
     """The box out of Pillow's reduced picture, resized by Pillow to height and width."""
     top, left, height, width = (length / by for length in box)
-    outer = [math.floor(left), math.floor(top), math.ceil(left + width), math.ceil(top + height)]
-    inner = left - outer[0], top - outer[1]
-    resized = (
-        drafted(content, by)
-        .crop(outer)
-        .resize(
-            (wanted[1], wanted[0]),
-            Image.Resampling.BILINEAR,
-            box=(*inner, inner[0] + width, inner[1] + height),
-        )
-    )
+    inner = left, top, left + width, top + height
+    resized = drafted(content, by).resize(wanted[::-1], Image.Resampling.BILINEAR, box=inner)
     return torch.from_numpy(np.array(resized)).permute(2, 0, 1)
 
 
@@ -107,28 +93,22 @@ def test_difference_to_the_whole_picture_is_small(kind):
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_errors_are_those_of_the_whole_picture(codec, tmp_path):
-    """Empty, cut short, without tables, with a second scan: the same text, from every codec and by
-    ``image_loader``, which decodes other formats whole."""
+    """Empty, cut short, without tables: the same text, from every codec."""
     content = KINDS["4:2:0"]
-    second_scan = bytearray(content)
-    second_scan[-200:-190] = b"\xff\xda\0\x0c\3\1\0\2\x11\3"
     place = content.index(b"\xff\xdb")
     cut = [content[:end] for end in (0, 2, 300, 2000, -300, -1)]
     path = tmp_path / "bad.jpg"
-    for bad in (*cut, bytes(second_scan), content[:place] + content[place + 134 :]):
+    for bad in (*cut, content[:place] + content[place + 134 :]):
         path.write_bytes(bad)
         texts = []
         for load in (
             partial(load_image, width=9, height=9),
             partial(load_image, width=9, height=9, scaled=True),
-            partial(image_loader, at_least=(9, 9)),
         ):
             with pytest.raises(DecodeError, match=r"bad\.jpg") as caught:
                 by(codec, load)(path)
             texts.append(str(caught.value))
         assert len(set(texts)) == 1
-    photograph(30, 42).save(tmp_path / "a.png")
-    assert image_loader(tmp_path / "a.png", at_least=(9, 9)).shape == (3, 30, 42)
 
 
 def test_damage_in_the_middle_decodes_as_in_pillow():
@@ -192,20 +172,4 @@ def test_cached_samples_of_both_kinds_are_kept_apart(root, tmp_path):
     inner = {scaled: ImageFolder(root, VALIDATION, scaled=scaled) for scaled in (False, True)}
     for scaled in (False, True, False, True):
         (found, _), (expected, _) = cached(inner[scaled], tmp_path)[0], inner[scaled][0]
-        assert torch.equal(found, expected)
-
-
-@given(data=st.data(), kind=st.sampled_from([*EVERY_KIND]))
-@settings(deadline=None, max_examples=40)
-def test_image_loader_decodes_at_least_the_size(data, kind, tmp_path_factory):
-    """For torchvision's own folder: Pillow's draft, the smallest with at least that many pixels."""
-    content = EVERY_KIND[kind]
-    path = tmp_path_factory.mktemp("one") / "a.jpg"
-    path.write_bytes(content)
-    least = data.draw(st.tuples(st.integers(1, 150), st.integers(1, 150)))
-    found, by = image_loader(path, at_least=least), divisor((0, 0, *size_of(content)), least)
-    if by == 1:
-        assert torch.equal(found, decode_image(path))
-    else:
-        expected = torch.from_numpy(np.array(drafted(content, by))).permute(2, 0, 1)
         assert torch.equal(found, expected)

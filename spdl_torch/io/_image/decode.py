@@ -1,7 +1,7 @@
 """Which library decodes a picture. One chain decides, by what is installed and what is wanted:
 
-    of a common JPEG, a part or a reduced size      libjpeg-turbo 3, where it is installed
-    of any other JPEG, a reduced size               Pillow
+    of a JPEG, a reduced size                       Pillow
+    of a common JPEG, a part                        libjpeg-turbo 3, where it is installed
     a whole JPEG or still WebP                      torchvision
     a whole JPEG, where torchvision has no decoders torchcodec
     everything else                                 Pillow
@@ -12,9 +12,7 @@ without the GIL.
 
 A JPEG keeps each block of 8 x 8 pixels as 64 frequencies. A decoder that leaves the high ones out
 makes 4 x 4, 2 x 2 or 1 pixel of a block and saves most of its work on pictures of many megapixels:
-what remains is to read the bits. libjpeg-turbo and Pillow, which carries it, do so with equal
-pixels. Pillow resizes the result, because a box of the picture seldom begins at a pixel of the
-smaller one, and its resize takes boxes that begin in between.
+what remains is to read the bits.
 
 PNG is Pillow's too, though torchvision has a codec: that one jumps into freed stack when libpng
 reports an error, so one flipped bit in a file kills the process (torchvision 0.29).
@@ -27,18 +25,17 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from PIL.Image import Image, Resampling
 
 from spdl_torch.errors import DecodeError
 from spdl_torch.handlers import unless_of_handler
 
 from .._source import Source, read_source, source_name
 from . import kernel, libjpeg_turbo, pillow
-from .header import begins_with_exif, exif_markers, is_scan, plain_jpeg_scan, read_header
+from .header import begins_with_exif, exif_markers, read_header
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
     from torch import Tensor
 
     from .header import ImageHeader
@@ -130,19 +127,6 @@ def decode_pil(data: Tensor, name: str) -> Image:
     return pillow.to_pil(pillow.decode_with_pillow(data, name, info=info), info)
 
 
-def decode_at_least(data: Tensor, name: str, least: tuple[int, int]) -> Tensor:
-    """Decode a picture; a JPEG at the smallest size that has at least this height and width.
-
-    Returns: uint8, (3, H, W), CPU.
-    Raises: as :func:`decode_image`.
-    """
-    found = None
-    if data.numel() and _is_jpeg(data) and (size := header_size(data, name)) is not None:
-        denominator = _denominator_for(size, least)
-        found = pillow.decode_reduced(data, size, denominator) if denominator > 1 else None
-    return decode_tensor(data, name) if found is None else found
-
-
 def header_size(data: Tensor, name: str) -> tuple[int, int] | None:
     """Return height and width of a picture that is decoded after its box is known, else None.
 
@@ -174,26 +158,18 @@ def decode_ahead(
     """Decode what the batch kernel does not, and plan for what that gives: the part in the plan's
     box of common JPEGs and, if ``scaled``, reduced sizes; if ``whole``, all the rest as well.
 
-    What is not worth it, or is in any way unusual, stays as it is for the batch kernel: what cannot
-    be decoded as a whole is not decoded in part either.
+    What is not worth it, or is in any way unusual, stays as it is for the batch kernel.
 
     data: encoded bytes (uint8, one dimension) or decoded pictures (uint8, (3, H, W)).
     Raises: DecodeError: if ``whole``: a picture cannot be, or has another size than its plan.
     """
     contents, fitted, library = [*data], [*plans], libjpeg_turbo.find_library()
-    denominators = {}
     for k, (content, plan) in enumerate(zip(data, plans, strict=True)):
-        denominator = _denominator_for(plan.box[2:], plan.resized) if scaled else 1
-        is_part = denominator > 1 or (library is not None and _is_worth_it(plan))
-        if is_part and content.dim() == 1 and _is_jpeg(content):
-            denominators[k] = denominator
-    sound = set() if library is None else _sound_jpegs({k: data[k] for k in denominators})
-    for k, denominator in denominators.items():
-        able, plan, found = library if k in sound else None, plans[k], None
-        if denominator > 1:
-            found, size = _load_scaled_box(data[k], plan, denominator, able), plan.resized
-        if found is None and able is not None and _is_worth_it(plan):
-            found, size = able.decode_region(data[k], plan.size, plan.box), plan.box[2:]
+        if content.dim() != 1 or not _is_jpeg(content):
+            continue
+        found, size = _reduced(content, plan) if scaled else None, plan.resized
+        if found is None and library is not None and _is_worth_it(plan):
+            found, size = library.decode_region(content, plan.size, plan.box), plan.box[2:]
         if found is not None:
             contents[k], fitted[k] = found, plan._replace(size=size, box=(0, 0, *size))
     for k, content in enumerate(contents if whole else ()):
@@ -207,37 +183,15 @@ def decode_ahead(
     return contents, fitted
 
 
-def _denominator_for(size: tuple[int, int], wanted: tuple[int, int]) -> int:
-    """Return the largest of 8, 4 and 2 by which a box of ``size`` can be divided and still be as
-    large as ``wanted``; 1 = none of them. Pillow has no others, nor libjpeg-turbo fast ones.
+def _reduced(data: Tensor, plan: PicturePlan) -> Tensor | None:
+    """Return the plan's box of a JPEG that is decoded at a reduced size; None: it is not large
+    enough, or cannot be decoded so.
     """
-    fits = (d for d in (8, 4, 2) if size[0] >= wanted[0] * d and size[1] >= wanted[1] * d)
-    return next(fits, 1)
-
-
-def _load_scaled_box(
-    data: Tensor, plan: PicturePlan, denominator: int, library: libjpeg_turbo.LibJpegTurbo | None
-) -> Tensor | None:
-    """Decode a JPEG at ``1 / denominator`` of its size, and resize the plan's box of it.
-
-    library: decodes it; None: Pillow.
-    Returns: uint8 (3, H, W), of the plan's ``resized``. None: it cannot be decoded so.
-    """
-    (top, left, height, width), d = plan.box, denominator
-    first_row, first_column = top // d, left // d
-    end_row, end_column = -(-(top + height) // d), -(-(left + width) // d)
-    box = first_row, first_column, end_row - first_row, end_column - first_column
-    picture = None if library is None else library.decode_region(data, plan.size, box, d)
-    if picture is None:
-        whole = pillow.decode_reduced(data, plan.size, d)
-        if whole is None:
-            return None
-        picture = whole[:, first_row:end_row, first_column:end_column]
-    y, x = top / d - first_row, left / d - first_column
-    resized = pillow.to_pil(picture).resize(
-        plan.resized[::-1], Resampling.BILINEAR, box=(x, y, x + width / d, y + height / d)
-    )
-    return torch.from_numpy(np.array(resized)).permute(2, 0, 1)
+    (_, _, height, width), resized = plan.box, plan.resized
+    # Pillow has no others.
+    fits = (d for d in (8, 4, 2) if height >= resized[0] * d and width >= resized[1] * d)
+    denominator = next(fits, 1)
+    return None if denominator == 1 else pillow.decode_reduced(data, plan, denominator)
 
 
 def _checked_codec(
@@ -301,21 +255,6 @@ def torchcodec_jpeg() -> Callable[[Tensor], Tensor] | None:
 
 def _is_jpeg(data: Tensor) -> bool:
     return bytes(data[:3].numpy().data) == b"\xff\xd8\xff"
-
-
-def _sound_jpegs(data: dict[int, Tensor]) -> set[int]:
-    """Return which of the JPEGs, by number, are of the common kind that no codec refuses.
-
-    In these, a decoder that skips a part cannot overlook an error there.
-    """
-    found = ((k, plain_jpeg_scan(content.numpy().data)) for k, content in data.items())
-    scans = {k: start for k, start in found if start is not None}
-    has_markers = kernel.has_markers([data[k] for k in scans], [*scans.values()])
-    return {
-        k
-        for (k, start), has_marker in zip(scans.items(), has_markers, strict=True)
-        if not has_marker or is_scan(data[k].numpy().data[start:-2])
-    }
 
 
 def _is_worth_it(plan: PicturePlan) -> bool:

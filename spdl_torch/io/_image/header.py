@@ -51,7 +51,6 @@ each scan at least. PNG: deflate shrinks at most 1032:1, and a byte holds eight 
 
 # Start-of-frame markers; C4, C8 and CC lie between them and are tables.
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-_JPEG_SEQUENTIAL = (0xC0, 0xC1)  # Huffman coded
 _JPEG_ARITHMETIC = frozenset(range(0xC9, 0xD0)) - {0xCC}  # any number of pixels in a byte
 # Markers that stand alone, with no length after them: TEM, RST0-7 and a repeated SOI.
 _JPEG_STANDALONE = frozenset({0x01, *range(0xD0, 0xD9)})
@@ -59,29 +58,6 @@ _JPEG_END_OF_IMAGE, _JPEG_START_OF_SCAN = 0xD9, 0xDA
 _JPEG_APPLICATION_1 = 0xE1
 _MARKER = re.compile(rb"\xff[^\xff]")
 _MOST_SEGMENTS = 4096  # before the first scan; those of a profile of colours are 255 at most
-
-
-def plain_jpeg_scan(data: memoryview) -> int | None:
-    """Return where the coded pixels begin in a JPEG of the common kind, else None: sequential,
-    Huffman coded, 8 bits a sample, gray or three components, all of them in the first scan, and the
-    end marker where the bytes end.
-    """
-    num_components = None
-    if bytes(data[:2]) != b"\xff\xd8" or bytes(data[-2:]) != b"\xff\xd9":
-        return None
-    try:
-        for marker, position in _jpeg_segments(data):
-            if marker in _JPEG_FRAMES:
-                if marker not in _JPEG_SEQUENTIAL or data[position + 2] != 8:
-                    return None
-                num_components = data[position + 7]
-            elif marker == _JPEG_START_OF_SCAN:
-                is_plain = num_components in (1, 3) and data[position + 2] == num_components
-                (length,) = struct.unpack_from(">H", data, position)
-                return position + length if is_plain else None
-    except (IndexError, struct.error):
-        pass
-    return None
 
 
 def is_jpeg_without_picture(data: memoryview) -> bool:
@@ -99,17 +75,6 @@ def begins_with_exif(data: memoryview) -> bool:
     """Return whether the first of these segments, if there is one, has EXIF's name."""
     places = exif_markers(data)
     return not places or bytes(data[places[0] + 3 : places[0] + 9]) == b"Exif\0\0"
-
-
-_NOT_IN_A_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
-
-
-def is_scan(data: memoryview) -> bool:
-    """Return whether restarts are the only markers among the coded pixels (70 µs for 100 KB).
-
-    If so, nothing in them can make a codec fail: the most it does is warn.
-    """
-    return _NOT_IN_A_SCAN.search(data) is None
 
 
 def _jpeg_size(data: memoryview) -> ImageHeader | None:

@@ -30,32 +30,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def image_loader(
-    path: str | os.PathLike[str], *, at_least: tuple[int, int] | None = None
-) -> Tensor:
+def image_loader(path: str | os.PathLike[str]) -> Tensor:
     """Decode an image file for ``torchvision.datasets.ImageFolder(root, loader=image_loader)``.
 
     The transform gets a tensor instead of a Pillow image, so it must be one of
     ``torchvision.transforms.v2`` or another that takes tensors.
 
-    Args:
-        at_least: height and width in pixels. A JPEG is decoded at a half, a quarter or an eighth of
-            its size where that still has them, see ``scaled`` of :func:`load_image_batch`. Pass it
-            with ``functools.partial(image_loader, at_least=(512, 512))``.
-
-    Returns and raises as :func:`decode_image`; TypeError, ValueError: ``at_least`` is no pair of
-        numbers, or below 1.
+    Returns and raises as :func:`decode_image`.
     """
-    if at_least is None:
-        return decode.decode_image(path)
-    try:
-        least_height, least_width = at_least
-    except (TypeError, ValueError):
-        raise TypeError(
-            f"image_loader: at_least must be (height, width) in pixels, got {at_least!r}."
-        ) from None
-    check_size(least_width, least_height, "image_loader: at_least")
-    return decode.decode_at_least(read_source(path), source_name(path), at_least)
+    return decode.decode_image(path)
 
 
 def load_image(

@@ -81,16 +81,6 @@ def fill_batch(data: list[Tensor], plans: Sequence[PicturePlan], batch: Tensor) 
     _call(_fill_batch, data, *map(list, zip(*plans, strict=True)), batch)
 
 
-def has_markers(data: list[Tensor], starts: list[int]) -> list[bool]:
-    """Return for each JPEG whether there is a marker from ``starts`` to the end marker, restarts
-    too.
-
-    Args:
-        data: encoded bytes (uint8, one dimension).
-    """
-    return _call(_has_markers, data, starts)
-
-
 def draw_boxes(
     sizes: list[tuple[int, int]],
     scale: tuple[float, float],
@@ -183,26 +173,6 @@ def _fill_batch(
             place.copy_(place.flip(3))
 
 
-def _has_markers(data: list[Tensor], starts: list[int]) -> list[bool]:
-    # Arithmetic on bytes, into existing memory: comparisons take five times as long.
-    largest = 0
-    for content in data:
-        largest = max(largest, content.size(0))
-    scratch = torch.empty([largest], dtype=torch.uint8, device="cpu")
-    found: list[bool] = []
-    for i in range(len(data)):
-        coded = data[i][starts[i] : -1]
-        num_pairs = coded.size(0) - 1
-        if num_pairs < 1:
-            found.append(False)
-        else:
-            follows = scratch[:num_pairs]
-            torch.clamp_min(coded[:-1], 254, out=follows)
-            follows.sub_(254).mul_(coded[1:])  # what comes after FF; else zero
-            found.append(int(follows.max()) > 0)
-    return found
-
-
 def _draw_boxes(
     sizes: list[tuple[int, int]],
     scale: tuple[float, float],
@@ -239,7 +209,7 @@ def _draw_boxes(
     return boxes
 
 
-_SCRIPTED = (_read_files, _fill_batch, _has_markers, _draw_boxes)
+_SCRIPTED = (_read_files, _fill_batch, _draw_boxes)
 
 _lock = lock_held_at_forks()
 

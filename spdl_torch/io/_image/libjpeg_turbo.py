@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 _DECOMPRESS = 1  # of enum TJINIT
 _RGB = 0  # of enum TJPF
-_SUBSAMPLING, _WIDTH, _HEIGHT = 4, 5, 6  # of enum TJPARAM
+_SUBSAMPLING, _WIDTH, _HEIGHT = 4, 5, 6  # of enum TJPARAM, as these
+_PROGRESSIVE, _ARITHMETIC, _LOSSLESS = 12, 14, 15
 
 # Width in pixels of the blocks that are coded together, by TJSAMP: 4:4:4, 4:2:2, 4:2:0 and gray.
 # A region begins at a multiple of it. Other samplings are left to others.
@@ -43,10 +44,6 @@ _LEAST_WIDTH = 16
 
 class _Region(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int) for name in ("x", "y", "width", "height")]
-
-
-class _ScalingFactor(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int) for name in ("numerator", "denominator")]
 
 
 class LibJpegTurbo:
@@ -66,27 +63,21 @@ class LibJpegTurbo:
         self._destroy = _declare(short.tj3Destroy, None, handle)
         self._read_header = _declare(short.tj3DecompressHeader, number, handle, data, size)
         self._get = _declare(short.tj3Get, number, handle, number)
-        self._set_scale = _declare(short.tj3SetScalingFactor, number, handle, _ScalingFactor)
         self._set_region = _declare(short.tj3SetCroppingRegion, number, handle, _Region)
         self._decode = _declare(
             long.tj3Decompress8, number, handle, data, size, data, number, number
         )
 
-    def decode_region(
-        self, data: Tensor, size: tuple[int, int], box: Box, denominator: int = 1
-    ) -> Tensor | None:
+    def decode_region(self, data: Tensor, size: tuple[int, int], box: Box) -> Tensor | None:
         """Decode the part of a picture in ``box``, without the GIL.
 
         Args:
             data: encoded bytes, uint8 of one dimension, CPU.
             size: the picture's height and width in pixels.
-            box: top, left, height, width, within the picture that is decoded: of ``size``, or of
-                the reduced size.
-            denominator: 2, 4 or 8 decodes the picture at a half, a quarter or an eighth of its
-                size, rounded up.
+            box: top, left, height, width, within the picture.
 
-        Returns: uint8 (3, height, width), a view, with the pixels of the whole picture at that
-            scale. None: this library is not the one to decode it.
+        Returns: uint8 (3, height, width), a view, with the pixels of the whole picture. None: this
+            library is not the one to decode it.
         """
         # A new decoder for each picture, 0.6 µs: a used one keeps the last picture's tables, with
         # which a picture that has none would be decoded, or the error that it met.
@@ -95,18 +86,18 @@ class LibJpegTurbo:
             return None
         try:
             data = data.contiguous()
+            if data[-2:].tolist() != [0xFF, 0xD9]:  # cut short, or with bytes after its end
+                return None
             address, num_bytes = data.data_ptr(), data.numel()
             if self._read_header(handle, address, num_bytes) != 0:
                 return None
             if (self._get(handle, _HEIGHT), self._get(handle, _WIDTH)) != size:
                 return None
             block = _BLOCK_WIDTH.get(self._get(handle, _SUBSAMPLING))
-            if block is None:
+            unusual = (_PROGRESSIVE, _ARITHMETIC, _LOSSLESS)
+            if block is None or any(self._get(handle, each) for each in unusual):
                 return None
-            if denominator != 1 and self._set_scale(handle, _ScalingFactor(1, denominator)) != 0:
-                return None
-            size = -(-size[0] // denominator), -(-size[1] // denominator)  # rounded up
-            top, left, height, width = _widened(size, box, block // denominator)
+            top, left, height, width = _widened(size, box, block)
             if self._set_region(handle, _Region(left, top, width, height)) != 0:
                 return None
             # numpy's, as torch's own would release the GIL.

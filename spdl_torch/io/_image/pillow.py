@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from .kernel import PicturePlan
+
 
 _STARTS_PROGRAMS = frozenset({"EPS"})
 """Formats that Pillow leaves to another program (Ghostscript), which no data set should start."""
@@ -61,13 +63,14 @@ def decode_with_pillow(
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
-def decode_reduced(data: Tensor, size: tuple[int, int], denominator: int) -> Tensor | None:
-    """Decode a JPEG at a half, a quarter or an eighth of its size, by Pillow's ``draft``.
+def decode_reduced(data: Tensor, plan: PicturePlan, denominator: int) -> Tensor | None:
+    """Decode a JPEG at a half, a quarter or an eighth of its size, by Pillow's ``draft``, and
+    resize the plan's box of that: Pillow's resize takes boxes that begin between two pixels.
 
-    size: the picture's height and width in pixels, as its header says.
-    Returns: uint8, (3, H, W), H and W rounded up. None: Pillow cannot decode it at that size.
+    Returns: uint8, (3, H, W), of the plan's ``resized``. None: Pillow cannot decode it so.
     """
-    height, width = size
+    (height, width), (top, left, rows, columns) = plan.size, plan.box
+    box = [edge / denominator for edge in (left, top, left + columns, top + rows)]
     try:
         # Not Image.open, which warns of large pictures: their size has been checked.
         with JpegImageFile(io.BytesIO(data.numpy().data)) as image:
@@ -76,10 +79,12 @@ def decode_reduced(data: Tensor, size: tuple[int, int], denominator: int) -> Ten
             image.draft(None, (max(1, width // denominator), max(1, height // denominator)))
             if image.size != (-(-width // denominator), -(-height // denominator)):
                 return None
-            pixels = _rgb_of(image)
+            resized = image.convert("RGB").resize(
+                plan.resized[::-1], Image.Resampling.BILINEAR, box
+            )
     except unless_of_handler(Exception):
         return None  # of any class; decoding the whole picture reports what is wrong
-    return torch.from_numpy(pixels).permute(2, 0, 1)
+    return torch.from_numpy(np.array(resized)).permute(2, 0, 1)
 
 
 def to_pil(image: Tensor, info: dict[Any, Any] | None = None) -> Image.Image:
