@@ -17,7 +17,6 @@ from spdl_torch.io._cache.memory import open_store
 from spdl_torch.io._image.decode import decode_pil, decode_tensor, image_codec, whole_codec
 from spdl_torch.io._image.images import image_loader, load_planned
 from spdl_torch.io._image.kernel import PicturePlan, Seeds, is_compiled
-from spdl_torch.io._image.pillow import pil_info
 from spdl_torch.io._image.recipe import Recipe, recognise
 from spdl_torch.io._source import read_source, source_name
 from spdl_torch.io._storage import BatchStorage
@@ -223,9 +222,8 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]  # un
             return plans
 
         paths, targets = zip(*[self.samples[index] for index in indices], strict=True)
-        sources = self._contents(paths)
         pictures = load_planned(
-            sources,
+            self._contents(paths),
             plan,
             recipe.height,
             recipe.width,
@@ -240,9 +238,7 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]  # un
             samples = CollatedSamples()
             for k, (image, target) in enumerate(zip(images, targets, strict=True)):
                 with _stream(context, k):
-                    # What the file says of a picture, as long as a transform may ask for it.
-                    info = pil_info(sources[k]) if recipe.from_pil else None
-                    samples.append((recipe.finish_one(image, info), self._target(target)))
+                    samples.append((recipe.finish_one(image), self._target(target)))
         labels = [target for _, target in samples]
         if recipe.is_batched and all(type(label) is int for label in labels):
             samples.collated = images, torch.tensor(labels, device="cpu")

@@ -29,9 +29,9 @@ HANG_SECONDS = 30
 """For one input: thousands of times what a whole one takes."""
 
 MEBIBYTE = 1 << 20
-MOST_BYTES = 1400 * MEBIBYTE
-"""For one small input. Pillow's limit lets a GIF of 179 megapixels pass, which takes it 4 bytes a
-pixel and us 3; our own readers take no more than there is to read."""
+MOST_BYTES = 4000 * MEBIBYTE
+"""For one small input. Pillow's limit lets a GIF of 357 megapixels pass, of which there are 11
+bytes a pixel at once; our own readers take no more than there is to read."""
 ADDRESS_SPACE = 8 << 30  # beyond what the libraries map: an accident, not the machine, ends there
 NUMBERS = (0, 1, 2, 3, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 2**31 - 1, 2**31, 2**32 - 1)
 

@@ -24,7 +24,6 @@ from spdl_torch.io import (
     load_image_batch,
     load_npy,
 )
-from spdl_torch.io._image import pillow as by_pillow
 from spdl_torch.io._retry import is_transient
 
 
@@ -40,24 +39,16 @@ def tagged(orientation=6):
     return tags
 
 
-@pytest.mark.parametrize("strip_rows", [4, None])
 @pytest.mark.parametrize("kind", KINDS)
-def test_decode_image_equals_pillow(monkeypatch, kind, strip_rows):
-    """Every kind of file gives the pixels of Pillow's convert("RGB"); also where Pillow decodes and
-    a large picture is converted in strips, the last of which is shorter."""
-    expected = pillow(KINDS[kind])
-    if strip_rows is not None:
-        monkeypatch.setattr(by_pillow, "_STRIP_PIXELS", strip_rows * expected.shape[2])
+def test_decode_image_equals_pillow(kind):
+    """Every kind of file gives the pixels of Pillow's convert("RGB")."""
     image = decode_image(KINDS[kind])
     assert image.dtype == torch.uint8
-    assert torch.equal(image, expected)
+    assert torch.equal(image, pillow(KINDS[kind]))
 
 
-@pytest.mark.parametrize("strip_pixels", [60, by_pillow._STRIP_PIXELS])
-def test_decode_image_keeps_high_byte_of_16_bit_gray(monkeypatch, strip_pixels):
-    """16-bit gray keeps its shades (Pillow's convert would saturate nearly all to white), in each
-    strip."""
-    monkeypatch.setattr(by_pillow, "_STRIP_PIXELS", strip_pixels)
+def test_decode_image_keeps_high_byte_of_16_bit_gray():
+    """16-bit gray keeps its shades (Pillow's convert would saturate nearly all to white)."""
     content, samples = png16(0, 1)
     expected = torch.from_numpy(samples[..., 0] >> 8).to(torch.uint8)
     assert torch.equal(decode_image(content), expected.expand(3, -1, -1))
@@ -118,8 +109,8 @@ def test_decode_image_truncated(tmp_path, kind, kept):
     [
         (KINDS["jpeg"][:-200], "Image is incomplete or truncated$"),
         (b"", "the file is empty"),
-        (b"<html><body>404</body></html>", "not an image: it starts with b'<html>"),
-        (encode(photograph(), "EPS"), "EPS, which Pillow leaves to Ghostscript"),  # a program
+        (b"<html><body>404</body></html>", "cannot identify image file$"),
+        (encode(photograph(), "EPS"), "cannot identify image file$"),  # Pillow starts a program
     ],
 )
 def test_decode_image_names_file_and_reason(tmp_path, content, message):
@@ -149,8 +140,8 @@ def bomb_jpeg():
 
 @pytest.mark.parametrize("bomb", [bomb_png(), bomb_jpeg()])
 def test_decode_image_small_file_with_huge_size(bomb):
-    """A header that promises more than the file can hold is refused before any allocation."""
-    with pytest.raises(DecodeError, match="too many for"):
+    """A header that promises more than Pillow's limit is refused before any allocation."""
+    with pytest.raises(DecodeError, match="limit"):
         decode_image(bomb)
 
 
@@ -163,24 +154,6 @@ def test_decode_image_obeys_pillow_pixel_limit(monkeypatch):
                 load(KINDS[kind])
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
     assert decode_image(KINDS["jpeg"]).shape == (3, 61, 97)
-
-
-@pytest.mark.parametrize("lossless", [False, True])
-def test_a_webp_longer_than_it_says_is_what_pillow_makes_of_it(lossless):
-    """Bytes that came into it make another picture of the rest, where they are not noticed."""
-    photograph(24, 20).save(buffer := io.BytesIO(), "WEBP", lossless=lossless)
-    good, refused = buffer.getvalue(), 0
-    for place in range(20, len(good), 11):
-        bad = good[:place] + bytes(range(place % 50)) + good[place:]
-        try:
-            expected = pillow(bad)
-        except Exception:
-            with pytest.raises(DecodeError, match=r"^<bytes>: "):
-                decode_image(bad)
-            refused += 1
-        else:
-            assert torch.equal(decode_image(bad), expected), place
-    assert refused
 
 
 RNG = np.random.default_rng(0)
@@ -224,16 +197,17 @@ def root(tmp_path_factory):
 )
 @pytest.mark.parametrize("cache", [None, "memory"])
 def test_transforms_get_the_images_of_torchvision(root, steps, cache):
-    """Mode, size and info, alone and behind what runs on a whole batch; also upright, by Pillow's
-    own function, as photographs of phones have to be turned."""
+    """Mode and size, alone and behind what runs on a whole batch, before that info, too; upright by
+    Pillow's own function, as photographs of phones have to be turned."""
+    has_info = steps in ([], [ImageOps.exif_transpose])
     steps = transforms.Compose([*steps, lambda image: image]) if steps else None
     ours = ImageFolder(root, steps, cache=cache)
     batch = ours.__getitems__(range(len(ours)))
     for k, (expected, _) in enumerate(datasets.ImageFolder(root, steps)):
         for image in (ours[k][0], batch[k][0]):
             assert (image.mode, image.size) == (expected.mode, expected.size)
-            assert image.info == expected.info, ours.samples[k][0]
-            assert image.getexif() == expected.getexif()
+            assert not has_info or image.info == expected.info, ours.samples[k][0]
+            assert not has_info or image.getexif() == expected.getexif()
             difference = np.asarray(image).astype(int) - np.asarray(expected)
             assert abs(difference).max() <= 1, ours.samples[k][0]
 
@@ -249,7 +223,7 @@ def test_formats_of_plugins_are_decoded(monkeypatch):
             self.tile = [("raw", (0, 0, 4, 4), 8, ("RGB", 0, 1))]
 
     content = b"SOMEHEIF" + bytes(range(48))
-    with pytest.raises(DecodeError, match="<bytes>: not an image: it starts with b'SOMEHEIF'"):
+    with pytest.raises(DecodeError, match="<bytes>: cannot identify image file"):
         decode_image(content)
     for name in ("OPEN", "ID"):
         monkeypatch.setattr(Image, name, getattr(Image, name).copy())
@@ -293,9 +267,9 @@ def test_cut_files_are_read_as_pillow_is_told_to(monkeypatch):
         monkeypatch.undo()
 
 
-@pytest.mark.parametrize("name", ["plain.jpg", "turned.webp", "turned.png"])
+@pytest.mark.parametrize("name", ["turned.webp", "turned.png"])
 def test_a_warning_of_many_pixels_is_pillows(monkeypatch, name):
-    """Given once for every picture that has them, and an error for programs that make it one; these
+    """Given once for every picture that it opens, and an error for programs that make it one; these
     may ask for the good ones alone."""
     small = encode(Image.new("RGB", (4, 4), "red"), "JPEG")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", PICTURE.width * PICTURE.height - 1)
@@ -315,22 +289,6 @@ def test_a_warning_of_many_pixels_is_pillows(monkeypatch, name):
             assert len(load_image_batch(files, width=8, height=8, strict=False)) == 1
             with pytest.raises(DecodeError, match=r"none of the 1 images .*1536 pixels"):
                 load_image_batch(files[:1], width=8, height=8, strict=False)
-
-
-@pytest.mark.parametrize(("kind", "name"), [("JPEG", "phone.jpg"), ("WEBP", "turned.webp")])
-def test_a_plugin_that_replaces_pillows_own_is_asked(monkeypatch, root, kind, name):
-    """Wherever a picture is decoded, alone and in batches."""
-    Image.init()
-    own, accept = Image.OPEN[kind]
-    path, inverted = root / "a" / name, 255 - pillow(FILES[name])
-    inverting = lambda file, name: ImageOps.invert(own(file, name).convert("RGB"))  # noqa: E731
-    monkeypatch.setitem(Image.OPEN, kind, (inverting, accept))
-    assert torch.equal(decode_image(path), inverted)
-    (one,) = load_image_batch([path], width=PICTURE.width, height=PICTURE.height)
-    assert torch.equal(one.permute(2, 0, 1), inverted)
-    folder = ImageFolder(root, np.asarray)
-    place = [path for path, _ in folder.samples].index(str(path))
-    assert np.array_equal(folder[place][0], inverted.permute(1, 2, 0))
 
 
 def test_arrays_follow_each_other_in_a_file():

@@ -252,7 +252,7 @@ def test_progress_is_shown(images, tmp_path):
 @pytest.mark.parametrize(
     ("place", "make", "reason"),
     [
-        ("a/damaged.jpg", lambda path: path.write_bytes(b"no image"), ".* not an image"),
+        ("a/damaged.jpg", lambda path: path.write_bytes(b"no image"), ".* cannot identify"),
         ("a/empty.jpg", lambda path: path.touch(), ""),
         ("gone.jpg", lambda path: path.symlink_to("nowhere/1.jpg"), rf"\[Errno {errno.ENOENT}]"),
         ("a/round.jpg", lambda path: path.symlink_to("round.jpg"), rf"\[Errno {errno.ELOOP}]"),

@@ -2,7 +2,7 @@
 
     of a JPEG, a reduced size                       Pillow
     of a common JPEG, a part                        libjpeg-turbo 3, where it is installed
-    a whole JPEG or still WebP                      torchvision
+    a whole JPEG                                    torchvision
     a whole JPEG, where torchvision has no decoders torchcodec
     everything else                                 Pillow
 
@@ -15,7 +15,8 @@ makes 4 x 4, 2 x 2 or 1 pixel of a block and saves most of its work on pictures 
 what remains is to read the bits.
 
 PNG is Pillow's too, though torchvision has a codec: that one jumps into freed stack when libpng
-reports an error, so one flipped bit in a file kills the process (torchvision 0.29).
+reports an error, so one flipped bit in a file kills the process (torchvision 0.29). WebP is, as
+Pillow decodes it without the GIL, too.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -32,13 +33,12 @@ from spdl_torch.handlers import unless_of_handler
 
 from .._source import Source, read_source, source_name
 from . import kernel, libjpeg_turbo, pillow
-from .header import begins_with_exif, exif_markers, read_header
+from .header import exif_markers, jpeg_size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
-    from .header import ImageHeader
     from .kernel import PicturePlan
 
 # Looking at the bytes first and reacquiring the GIL once more eat up smaller savings.
@@ -72,7 +72,7 @@ def whole_codec() -> str:
 def decode_image(src: Source, *, apply_exif_orientation: bool = False) -> Tensor:
     """Decode one image to RGB; the content decides the format, not the name.
 
-    JPEG and WebP by torchvision's codecs, without the GIL; every other format that Pillow opens, of
+    JPEG by torchvision's codec, without the GIL; every other format that Pillow opens, of
     animations the first frame, by Pillow, formats of plugins that the program registered too. Only
     EPS is refused, for which Pillow starts another program. Equal to Pillow's
     ``convert("RGB")``: alpha is dropped, not blended; CMYK is converted without a profile. One
@@ -80,15 +80,14 @@ def decode_image(src: Source, *, apply_exif_orientation: bool = False) -> Tensor
 
     Args:
         src: path, bytes, uint8 tensor of one dimension, or binary file object.
-        apply_exif_orientation: turn and mirror the picture as its EXIF tag says.
+        apply_exif_orientation: turn and mirror the picture as its EXIF tag says, by Pillow.
 
     Returns: uint8, shape (3, H, W), CPU, rows of RGB pixels in memory (channels_last).
     Raises:
         DecodeError: not an image, truncated, damaged, or larger than Pillow's
             ``Image.MAX_IMAGE_PIXELS`` allows (twice that many pixels, as in Pillow).
         OSError: the path cannot be read.
-        DecompressionBombWarning: Pillow's, of more than ``MAX_IMAGE_PIXELS``, if the program made
-            it an error.
+        DecompressionBombWarning: Pillow's, where it decodes, if the program made it an error.
     """
     return decode_tensor(
         read_source(src), source_name(src), apply_exif_orientation=apply_exif_orientation
@@ -100,15 +99,16 @@ def decode_tensor(data: Tensor, name: str, *, apply_exif_orientation: bool = Fal
 
     Returns and raises as :func:`decode_image`.
     """
-    codec = _checked_codec(data, name, apply_exif_orientation)
-    refusal = None
+    refusal, size = None, header_size(data, name)
+    # torchvision, if it turns, obeys the first segment that may be EXIF, whatever its name is.
+    codec = None if size is None or apply_exif_orientation else _whole_codec()
     if codec is not None:
         try:
             return codec(data)
         except unless_of_handler(RuntimeError) as error:
             refusal = error
     try:
-        return pillow.decode_with_pillow(data, name, exif=apply_exif_orientation)
+        return pillow.to_tensor(pillow.open_rgb(data, name, exif=apply_exif_orientation))
     except DecodeError:
         if refusal is None:
             raise
@@ -120,24 +120,22 @@ def decode_pil(data: Tensor, name: str) -> Image:
 
     Raises: as :func:`decode_image`.
     """
-    if data.numel() and _whole_codec_of(read_header(data.numpy().data)) is not None:
-        return pillow.to_pil(decode_tensor(data, name), pillow.pil_info(data))
-    _checked_codec(data, name)
-    info: dict[Any, Any] = {}
-    return pillow.to_pil(pillow.decode_with_pillow(data, name, info=info), info)
+    if header_size(data, name) is None or _whole_codec() is None:
+        return pillow.open_rgb(data, name)
+    image = pillow.to_pil(decode_tensor(data, name))
+    image.info.update(pillow.jpeg_info(data))
+    return image
 
 
 def header_size(data: Tensor, name: str) -> tuple[int, int] | None:
     """Return height and width of a picture that is decoded after its box is known, else None.
 
-    Raises: DecodeError: the header asks for more pixels than allowed or than the bytes can hold.
+    Raises: DecodeError: the header asks for more pixels than allowed.
     """
-    header = read_header(data.numpy().data)
-    is_jpeg = header is not None and header.format == "jpeg" and pillow.is_pillows_own("jpeg")
-    if header is None or not (is_jpeg or _whole_codec_of(header)):
-        return None
-    pillow.check_size(header, data.numel(), name, warn=True)
-    return header.height, header.width
+    size = jpeg_size(data.numpy().data)
+    if size is not None:
+        pillow.check_size(*size, name)
+    return size
 
 
 def num_ahead(num_pictures: int, *, scaled: bool) -> int:
@@ -194,37 +192,11 @@ def _reduced(data: Tensor, plan: PicturePlan) -> Tensor | None:
     return None if denominator == 1 else pillow.decode_reduced(data, plan, denominator)
 
 
-def _checked_codec(
-    data: Tensor, name: str, turns: bool = False
-) -> Callable[[Tensor], Tensor] | None:
-    """Return :func:`_whole_codec_of` the picture, whose size was checked."""
-    if data.numel() == 0:
-        raise DecodeError(f"{name}: the file is empty (0 bytes).")
-    header = read_header(data.numpy().data)
-    codec = _whole_codec_of(header, turns)
-    if header is not None:
-        # torchvision obeys the first segment, whatever its name is; Pillow looks for the name.
-        if turns and header.format == "jpeg" and not begins_with_exif(data.numpy().data):
-            codec = None
-        # Pillow warns by itself.
-        pillow.check_size(header, data.numel(), name, warn=codec is not None)
-    return codec
-
-
-def _whole_codec_of(
-    header: ImageHeader | None, turns: bool = False
-) -> Callable[[Tensor], Tensor] | None:
-    """Return the function that decodes such a picture without the GIL; None: Pillow decodes it.
-
-    turns: as its EXIF tag says.
-    """
-    if header is None or header.format == "png" or not pillow.is_pillows_own(header.format):
-        return None
+def _whole_codec() -> Callable[[Tensor], Tensor] | None:
+    """Return the function that decodes a whole JPEG without the GIL; None: Pillow decodes it."""
     if kernel.has_codec():
-        if turns and header.format == "webp":
-            return None
-        return lambda data: torch.ops.image.decode_image(data, 3, turns)
-    return torchcodec_jpeg() if header.format == "jpeg" and not turns else None
+        return lambda data: torch.ops.image.decode_image(data, 3, False)
+    return torchcodec_jpeg()
 
 
 @functools.lru_cache(maxsize=1)

@@ -85,12 +85,9 @@ class Recipe:
                 batch = transform(batch.contiguous())
         return batch
 
-    def finish_one(self, image: Tensor, info: dict[Any, Any] | None = None) -> Any:
-        """Apply ``sample_tail`` to one picture (3, H, W) of the finished batch.
-
-        info: of the Pillow image, if that is what the tail takes.
-        """
-        sample: Any = to_pil(image, info) if self.from_pil else image
+    def finish_one(self, image: Tensor) -> Any:
+        """Apply ``sample_tail`` to one picture (3, H, W) of the finished batch."""
+        sample: Any = to_pil(image) if self.from_pil else image
         for transform in self.sample_tail:
             sample = transform(sample)
         return sample
