@@ -14,7 +14,7 @@ from torch import Generator
 
 from spdl_torch.errors import UnsupportedOptionError
 from spdl_torch.io._cache.memory import open_store
-from spdl_torch.io._image.decode import decode_pil, decode_tensor, image_codec, whole_codec
+from spdl_torch.io._image.decode import decode_pil, decode_tensor
 from spdl_torch.io._image.images import image_loader, load_planned
 from spdl_torch.io._image.kernel import PicturePlan, Seeds, is_compiled
 from spdl_torch.io._image.recipe import Recipe, recognise
@@ -162,20 +162,8 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]  # un
         return self._load(indices, recipe, self.sample_context, BatchStorage())
 
     def loading_remarks(self) -> tuple[str, ...]:
-        """Return the remarks for a loader's report: the library that decodes, and the cache."""
-        remarks = () if self._store is None else (self._store.remark(),)
-        if self.loader not in _LOADERS:
-            return ()
-        recipe = self._recipe()
-        library = whole_codec() if recipe is None else image_codec()
-        cuts = library.startswith("libjpeg-turbo")
-        if recipe is not None and self.scaled:
-            how = f"large JPEGs are decoded at a reduced size, by {library if cuts else 'Pillow'}"
-        elif recipe is not None and recipe.crops_first and cuts:
-            how = f"of JPEGs only the part in the crop is decoded, by {library}"
-        else:
-            how = f"JPEGs are decoded whole, by {whole_codec()}"
-        return (f"fetch: {how}.", *remarks)
+        """Return the remark for a loader's report: hits and misses of the cache."""
+        return () if self._store is None else (self._store.remark(),)
 
     def loading_counts(self) -> dict[str, int]:
         """Return the files that were found in the cache, and that were not, in this process."""

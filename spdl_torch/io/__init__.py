@@ -12,12 +12,8 @@ from spdl_torch.lazy_names import hand_on
 if TYPE_CHECKING:
     from ._array.npy import load_npy as load_npy
     from ._array.npz import NpzFile as NpzFile, load_npz as load_npz
-    from ._image.decode import decode_image as decode_image, image_codec as image_codec
-    from ._image.geometry import (
-        Crop as Crop,
-        random_resized_crop as random_resized_crop,
-        random_resized_crop_params as random_resized_crop_params,
-    )
+    from ._image.decode import decode_image as decode_image
+    from ._image.geometry import Crop as Crop, random_resized_crop as random_resized_crop
     from ._image.images import (
         image_loader as image_loader,
         load_image as load_image,

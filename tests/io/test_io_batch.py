@@ -19,7 +19,6 @@ from spdl_torch.io import (
     load_image,
     load_image_batch,
     random_resized_crop,
-    random_resized_crop_params,
 )
 from spdl_torch.io._image import images, kernel
 
@@ -80,17 +79,14 @@ def test_random_resized_crop_equals_torchvision(paths, monkeypatch):
 
 @pytest.mark.parametrize("ratio", [(3 / 4, 4 / 3), (2.0, 3.0), (0.1, 0.2)])
 @pytest.mark.parametrize("scale", [(0.08, 1.0), (0.9, 1.0)])
-def test_random_resized_crop_params_equal_torchvision(scale, ratio):
-    """Same seed, same box, and the generator ends in the same state (fallback box included); so it
-    does without a flip, for which nothing is drawn then."""
+def test_random_resized_crop_draws_torchvisions_box(scale, ratio):
+    """Same seed, same box, and the generator ends in the same state (fallback box included);
+    nothing is drawn for a flip that is not wanted."""
     for seed, (height, width) in enumerate([*SIZES, (20, 900), (900, 20)] * 5):
         torch.manual_seed(seed)
         picture = torch.empty(3, height, width)
         expected = v1.RandomResizedCrop.get_params(picture, list(scale), list(ratio))
         state = torch.get_rng_state()
-        torch.manual_seed(seed)
-        assert random_resized_crop_params(height, width, scale, ratio) == expected
-        assert torch.equal(torch.get_rng_state(), state)
         torch.manual_seed(seed)
         crop = random_resized_crop(height, width, scale=scale, ratio=ratio, flip=None)
         assert crop == Crop(*expected, flip=False)
@@ -119,7 +115,6 @@ def load_one(path, width=8, height=8, **options):
     return load_image_batch([path], width=width, height=height, **options)
 
 
-NO_CROP = r"crop must return a Crop, returned "
 SIZE = {"width": 8, "height": 8}
 
 
@@ -127,20 +122,13 @@ SIZE = {"width": 8, "height": 8}
     ("call", "error", "match"),
     [
         *(
-            (partial(load, crop=lambda height, width, back=back: back, **SIZE), error, match)
-            for load in (load_image, load_one)
-            for back, error, match in (
-                (Crop(0, 0, 999, 9), ValueError, r"Crop\(top=0.*outside the picture of height=375"),
-                ((0, 0, 5, 5), TypeError, NO_CROP + r"\(0, 0, 5, 5\)\. .* Crop\(\*box\)"),
-                (None, TypeError, NO_CROP + r"None\. Return spdl_torch\.io\.Crop\("),
-                (Crop(0.5, 0, 5, 5), TypeError, r"crop must return ints, returned Crop\(top=0\.5"),
+            (
+                partial(load, crop=lambda height, width: Crop(0, 0, 999, 9), **SIZE),
+                *(ValueError, r"Crop\(top=0.*outside the picture of height=375"),
             )
+            for load in (load_image, load_one)
         ),
         (partial(load_image, width=2.5), TypeError, "cannot be interpreted as an integer"),
-        (
-            partial(load_image, crop=Crop(0, 0, 5, 5), **SIZE),
-            *(TypeError, r"^load_image: crop must be a function .* got Crop\(top=0"),
-        ),
         (
             partial(load_one, device_config=1),
             UnsupportedOptionError,

@@ -159,11 +159,10 @@ LIGHT = (
 )
 FIRST_BATCH = """
 import io, PIL.Image
-from spdl_torch.io import image_codec, load_image_batch
+from spdl_torch.io import load_image_batch
 from spdl_torch.io._image.kernel import has_codec, is_compiled
 PIL.Image.new("RGB", (96, 80)).save(file := io.BytesIO(), "jpeg")
 assert load_image_batch([file.getvalue()], width=30, height=20).shape == (1, 20, 30, 3)
-image_codec()
 assert has_codec() and is_compiled()
 assert not {"torchvision", "torch._dynamo"} & sys.modules.keys(), "ten times as long as the batch"
 """

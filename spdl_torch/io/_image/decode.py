@@ -50,25 +50,6 @@ _LEAST_PIXELS = 96 * 96
 _PARTS_AT_ONCE = 32
 
 
-def image_codec() -> str:
-    """Return the library that decodes the JPEGs of random crops: ``"libjpeg-turbo (FILE)"``, which
-    decodes only the part in the crop; else as :func:`whole_codec`.
-    """
-    library = libjpeg_turbo.find_library()
-    return whole_codec() if library is None else f"libjpeg-turbo ({library.path})"
-
-
-def whole_codec() -> str:
-    """Return the library that decodes whole JPEGs: ``"torchvision"``, ``"torchcodec (VERSION)"`` or
-    ``"Pillow"``.
-    """
-    if kernel.has_codec():
-        return "torchvision"
-    if torchcodec_jpeg() is None:
-        return "Pillow"
-    return f"torchcodec ({importlib.import_module('torchcodec').__version__})"
-
-
 def decode_image(src: Source, *, apply_exif_orientation: bool = False) -> Tensor:
     """Decode one image to RGB; the content decides the format, not the name.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from operator import index
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -31,24 +30,8 @@ CropFunction: TypeAlias = Callable[[int, int], Crop]
 
 
 def checked_crop(crop: Crop, height: int, width: int) -> Crop:
-    """Return the crop.
-
-    Raises: ValueError: it is outside a picture of that size, in pixels; TypeError: it is no Crop,
-        or not of ints.
-    """
-    if not isinstance(crop, Crop):
-        raise TypeError(
-            f"crop must return a Crop, returned {crop!r}. Return spdl_torch.io.Crop(top, left, "
-            "height, width); of a tuple in that order, as random_resized_crop_params returns, "
-            "Crop(*box)."
-        )
-    try:
-        top, left, box_height, box_width = map(index, crop[:4])
-    except TypeError:
-        raise TypeError(
-            f"crop must return ints, returned {crop}. Round them to whole pixels within the "
-            f"picture of {height=}, {width=}."
-        ) from None
+    """Return the crop. Raises: ValueError: it is outside a picture of that size, in pixels."""
+    top, left, box_height, box_width = crop[:4]
     inside = 0 <= top < top + box_height <= height and 0 <= left < left + box_width <= width
     if not inside:
         raise ValueError(f"crop returned {crop}, outside the picture of {height=}, {width=}.")
@@ -78,22 +61,6 @@ def random_resized_crop(
 def draw_flip(probability: float, generator: torch.Generator | None = None) -> bool:
     """Draw one number, as ``RandomHorizontalFlip`` does; None: from torch's global generator."""
     return bool(torch.rand(1, generator=generator) < probability)
-
-
-def random_resized_crop_params(
-    height: int,
-    width: int,
-    scale: tuple[float, float],
-    ratio: tuple[float, float],
-    generator: torch.Generator | None = None,
-) -> tuple[int, int, int, int]:
-    """Draw (top, left, height, width) as torchvision's ``RandomResizedCrop.get_params`` does.
-
-    Same seed of the generator, same box, and it is left in the same state; None: torch's global
-    generator, which is torchvision's.
-    """
-    generators = None if generator is None else [generator]
-    return random_crops([(height, width)], scale, ratio, None, generators)[0][:4]
 
 
 def random_crops(

@@ -65,7 +65,7 @@ def load_image(
     Returns: uint8, shape (3, height, width), rows of RGB pixels in memory (channels_last).
     Raises: as :func:`load_image_batch`.
     """
-    _check_request([src], width, height, crop, device_config, "load_image")
+    _check_request([src], width, height, device_config, "load_image")
     image = _load([src], width, height, crop, scaled=scaled, names=[name] if name else ())[0]
     return image if device_config is None else to_device(image, device_config)
 
@@ -109,11 +109,11 @@ def load_image_batch(
             pictures differ in size, and none is given.
         OSError: a path cannot be read.
         RuntimeError: ``device_config`` names a device that is not there.
-        TypeError: ``crop`` is no function, or returns no :class:`Crop`; a size that is no int.
+        TypeError: a size that is no int.
         UnsupportedOptionError: another ``pix_fmt``, or a ``device_config`` that is none.
         ValueError: a size below 1; ``storage`` is too small.
     """
-    _check_request(srcs, width, height, crop, device_config, "load_image_batch")
+    _check_request(srcs, width, height, device_config, "load_image_batch")
     if pix_fmt != "rgb24":
         raise UnsupportedOptionError(
             f"load_image_batch: pix_fmt must be 'rgb24', got {pix_fmt!r}. Use demux_image, "
@@ -208,18 +208,12 @@ def _check_request(
     srcs: Sequence[Source],
     width: int | None,
     height: int | None,
-    crop: CropFunction | None,
     device_config: CUDAConfig | None,
     where: str,
 ) -> None:
     if device_config is not None:
         check_device_config(device_config, where)
     check_size(width, height, where)
-    if crop is not None and not callable(crop):
-        raise TypeError(
-            f"{where}: crop must be a function of a picture's height and width, or None, got "
-            f"{crop!r}. For one box pass lambda height, width: Crop(top, left, height, width)."
-        )
     if not len(srcs):
         raise ValueError("srcs must hold at least one image, got none.")
 
