@@ -186,17 +186,6 @@ class ClosureWithState(Samples):
         return self.load(index)
 
 
-@simple
-class BufferOfClass(Samples):
-    """A buffer that is an attribute of the class."""
-
-    buffer = bytearray(8)
-
-    def value(self, index):
-        self.buffer[:] = b"%8d" % index
-        return int(decode(self.buffer))
-
-
 class Padding:
     """Pads into a buffer that is kept, and returns a copy."""
 

@@ -175,6 +175,12 @@ class LazyDevice:
         if self.capturing and getattr(self.of_thread, "capture_mode", GLOBAL) != RELAXED:
             self.violations.append(f"a capture was spoiled: {what}")
 
+    def ask(self, what):
+        """This thread waits for an event, or asks whether to."""
+        self.touch(what)
+        self.waiters.add(threading.current_thread().name)
+        self.used.add(self.current_device())
+
     # As those that it has.
 
     def cudart(self):
@@ -376,25 +382,18 @@ class LazyEvent:
 
     def query(self):
         """After a no, what it was asked for is done, unless the model is stuck."""
-        machine = self.machine
-        machine.touch("an event was looked at")
-        machine.waiters.add(threading.current_thread().name)
-        machine.used.add(machine.current_device())
+        self.machine.ask("an event was looked at")
         if self.mark is None or self.mark.is_done:
             return True
-        machine.waiting.set()
+        self.machine.waiting.set()
         if not self.mark.stream.is_stuck:
             self.mark.stream.do_until(self.mark)
         return False
 
     def synchronize(self):
-        machine = self.machine
-        machine.touch("an event was waited for")
-        machine.waiters.add(threading.current_thread().name)
-        machine.used.add(machine.current_device())
-        if self.mark is None:
-            return
-        self.mark.stream.do_until(self.mark)
+        self.machine.ask("an event was waited for")
+        if self.mark is not None:
+            self.mark.stream.do_until(self.mark)
 
 
 class Block:

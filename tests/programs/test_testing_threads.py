@@ -93,7 +93,9 @@ def _state_of_the_process():
     }
 
 
-@pytest.mark.parametrize("name", ["BufferOfClass", "FolderOfSample", "OutputCaught", "TimeLimit"])
+@pytest.mark.parametrize(
+    "name", ["ClosureWithState", "FolderOfSample", "OutputCaught", "TimeLimit"]
+)
 def test_everything_is_put_back(name, tmp_path):
     """Whether the dataset fails the check, for what belongs to the process: then the batch that
     differs is named; passes it, with handles on self or what belongs to a thread; or raises itself,
