@@ -24,8 +24,6 @@ from torch.utils.data._utils import worker as torch_worker
 
 from spdl_torch import DataLoader
 
-__all__ = ["DataLoader"]
-
 _COLLECTED_AGAIN_SECONDS = 0.5
 
 

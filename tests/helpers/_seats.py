@@ -30,7 +30,6 @@ class Seat:
 
     name: str
     options: dict[str, Any] = field(default_factory=dict)
-    kind: type[DataLoader] = DataLoader
     are_threads: bool = False
     are_processes: bool = False
 
@@ -45,7 +44,7 @@ class Seat:
 
     def loader(self, dataset: Any, *args: Any, **options: Any) -> DataLoader:
         """Return our loader in this seat. Without workers, options about workers are left out."""
-        return self.kind(dataset, *args, **_fitting({**self.options, **options}))
+        return DataLoader(dataset, *args, **_fitting({**self.options, **options}))
 
     def peer(self, dataset: Any, *args: Any, **options: Any) -> Any:
         """Return torch's loader with as many workers, forked where it can."""
@@ -65,11 +64,7 @@ def _fitting(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _in_processes(method: Any) -> dict[str, Any]:
-    return {
-        "num_workers": NUM_WORKERS,
-        "isolation": "process",
-        "multiprocessing_context": method,
-    }
+    return {"num_workers": NUM_WORKERS, "isolation": "process", "multiprocessing_context": method}
 
 
 _ON_THREADS = {"num_workers": NUM_WORKERS, "isolation": "thread"}
