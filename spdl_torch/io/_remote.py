@@ -10,19 +10,13 @@ from contextlib import suppress
 from glob import has_magic
 from typing import Any, BinaryIO, cast
 
-from ._retry import BACKOFF_SECONDS, MAX_BACKOFF_SECONDS, RETRIES, RetryPolicy, status_of
+from ._retry import RETRIES, RetryPolicy, status_of
 
 # At least two letters before "://", so that no Windows drive is taken for a protocol. fsspec
 # chains, "zip://a.txt::s3://bucket/b.zip" and "simplecache::s3://bucket/a", begin the same way.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)(::|://)")
 
-_S3FS_RETRIES = 5
-"""Its attempts unless a program sets ``S3FileSystem.retries``; it has no option for them."""
-
 _policy = RetryPolicy()  # of reads without options
-
-# pip's names of the packages whose modules have another name.
-_PIP_NAMES = {"smbclient": "smbprotocol", "libarchive": "libarchive-c"}
 
 
 def is_url(source: str | os.PathLike[str]) -> bool:
@@ -116,8 +110,7 @@ def info_of(system: Any, path: str) -> Mapping[str, Any]:
 
 
 def file_system(url: str, storage_options: Mapping[str, Any] | None) -> tuple[Any, str]:
-    """Return fsspec's file system and the path in it. It does not repeat what fails, as all callers
-    do, unless its options say how often.
+    """Return fsspec's file system and the path in it.
 
     storage_options: arguments of fsspec's file system, such as ``{"anon": True}`` for ``s3://``.
     Raises: ImportError: the protocol needs a package that is not installed; ValueError: an unknown
@@ -125,55 +118,20 @@ def file_system(url: str, storage_options: Mapping[str, Any] | None) -> tuple[An
     """
     import fsspec
 
-    options = dict(storage_options or {})
-    is_once = _repeats_unasked(url, options)
-    if is_once:
-        once = {"retries": {"max_attempts": 0}}  # of botocore; besides, s3fs has its own
-        options["config_kwargs"] = {**(options.get("config_kwargs") or {}), **once}
-    try:
-        system, path = fsspec.core.url_to_fs(url, **options)
-    except ImportError as error:
-        raise _missing_package(url, error) from error
-    except ValueError as error:
-        if "Protocol not known" not in str(error):
-            raise
-        raise ValueError(
-            f"{url}: unknown protocol. Expected one that fsspec opens, such as s3://, gs://, "
-            "abfs://, http://, file:// or memory://."
-        ) from error
-    if is_once and type(system).retries == _S3FS_RETRIES:
-        system.retries = 1
+    system, path = fsspec.core.url_to_fs(url, **(storage_options or {}))
     return system, path
-
-
-def _repeats_unasked(url: str, options: Mapping[str, Any]) -> bool:
-    """Return whether s3fs would try again, up to 25 times, though nobody asked it to."""
-    if not url.startswith(("s3://", "s3a://")) or "AWS_MAX_ATTEMPTS" in os.environ:
-        return False
-    return "retries" not in (options.get("config_kwargs") or {})
-
-
-def _missing_package(url: str, error: ImportError) -> ImportError:
-    """Return an error that names the package; fsspec's names only the protocol."""
-    cause = error.__cause__ if isinstance(error.__cause__, ImportError) else error
-    module = (cause.name or "").partition(".")[0]
-    install = f" Run: pip install {_PIP_NAMES.get(module, module)}." if module else ""
-    return ImportError(
-        f"{url}: a package is missing: {error}.{install}", name=cause.name, path=cause.path
-    )
 
 
 class Reader:
     """Reads paths and URLs, as a stage: ``pipe(reader, concurrency=64)``.
 
     A read that fails for a transient reason (timeouts, lost connections, HTTP 408, 425, 429 and
-    5xx, any OSError but a missing file, permission or a wrong name) is retried after
-    ``backoff_seconds``, twice that, four times that, up to ``max_backoff_seconds``, each
-    shortened at random by up to a half. The defaults wait at most 21 s in total. After the last
-    attempt the error itself is raised, with a note of the number of attempts.
+    5xx, any OSError but a missing file, permission or a wrong name) is retried after 0.1 s, twice
+    that, four times that, up to 5 s, each shortened at random by up to a half: by default after
+    21 s in all at most. After the last attempt the error itself is raised, with a note of the
+    number of attempts.
 
     retries: further attempts for one read; 0 = none.
-    keep_path: return ``(path, content)`` rather than the content, the path as given.
     storage_options: arguments of fsspec's file system, such as ``{"anon": True}`` for ``s3://``.
 
     Any number of threads may call one reader; it can be pickled.
@@ -184,32 +142,21 @@ class Reader:
         self,
         *,
         retries: int = RETRIES,
-        backoff_seconds: float = BACKOFF_SECONDS,
-        max_backoff_seconds: float = MAX_BACKOFF_SECONDS,
-        keep_path: bool = False,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self._policy = RetryPolicy(retries, backoff_seconds, max_backoff_seconds)
-        self._keep_path = keep_path
+        self._policy = RetryPolicy(retries)
         self._options = dict(storage_options or {})
 
-    @property
-    def num_retries(self) -> int:
-        """The number of retries so far, by this object in this process."""
-        return self._policy.num_retries
-
-    def __call__(self, path: str | os.PathLike[str]) -> Any:
+    def __call__(self, path: str | os.PathLike[str]) -> bytes:
         """Read a path or URL; blocks.
 
-        Returns: bytes, or ``(path, bytes)`` with ``keep_path``.
         Raises: OSError: a file that cannot be read; ImportError, ValueError: a protocol without
             its package, or an unknown one; and whatever else the file system raises.
         """
         if not isinstance(path, str | os.PathLike):
             raise TypeError(f"Reader: expected a path or a URL, got {type(path).__name__}.")
         name = os.fspath(path)
-        content = self._policy.repeat(lambda: self._read(name), name)
-        return (path, content) if self._keep_path else content
+        return self._policy.repeat(lambda: self._read(name), name)
 
     def _read(self, name: str) -> bytes:
         if is_url(name):

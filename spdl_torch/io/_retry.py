@@ -14,20 +14,19 @@ from typing import Any, TypeVar
 
 from ..checks import check_whole
 from ..engine.failures import attach_note, notes_of
-from ..engine.shared import lock_held_at_forks
 from ..errors import DecodeError, SourceChangedError
 from ..handlers import unless_of_handler
 
 T = TypeVar("T")
 
 _logger = logging.getLogger("spdl_torch.io")
-_counting = lock_held_at_forks()
 
 # Of the system: no seed of the user's changes the waits, and forked processes do not wait alike.
 _jitter = random.SystemRandom()
 
-_FAILED = "reading %r failed (attempt %d of %d, next in %.2f s; %d retries so far): %s: %s"
-_WARNING_INTERVAL_SECONDS = 60.0
+_FAILED = "reading %r failed (attempt %d of %d, next in %.2f s): %s: %s"
+_LOUD_SECONDS = 1.0
+"""The wait from which on the log has a warning."""
 _MOST_SECONDS = 300.0
 """That attempts may take in all, beside the waits: file systems repeat what fails, too."""
 
@@ -44,12 +43,6 @@ _LASTING_ERRNOS = frozenset(
 
 # "Try later" in HTTP: request timeout, too early, too many requests.
 _TRANSIENT_STATUSES = frozenset({408, 425, 429})
-
-_NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"}
-_CREDENTIALS = (
-    ". The store refused, or no credentials were found: pass them in storage_options, as fsspec's "
-    'file system takes them, or {"anon": True} for a public s3 or gs bucket.'
-)
 
 # Lost connections that are not an OSError. Looked up only where the module is loaded already.
 _CONNECTION_ERRORS = (
@@ -87,54 +80,34 @@ def status_of(error: BaseException) -> int | None:
     return None
 
 
-def note_failure(error: BaseException, name: str, num_attempts: int = 1) -> None:
-    """Attach a note with the name and the number of attempts, and what to do about credentials.
+def note_failure(error: BaseException, name: str, num_attempts: int) -> None:
+    """Attach a note with the name and the number of attempts.
 
     One attempt, and an error that names the file by itself, needs no note, nor does one that has
     it: of a reader within the reader.
     """
-    refused, begin = _is_refused(error), f"reading {name!r} failed after "
-    if num_attempts == 1 and not refused and name in str(error):
+    begin = f"reading {name!r} failed after "
+    if num_attempts == 1 and name in str(error):
         return
-    if any(note.startswith(begin) for note in notes_of(error)):
-        return
-    times = "1 attempt" if num_attempts == 1 else f"{num_attempts} attempts"
-    attach_note(error, f"{begin}{times}{_CREDENTIALS if refused else ''}")
+    if not any(note.startswith(begin) for note in notes_of(error)):
+        times = "1 attempt" if num_attempts == 1 else f"{num_attempts} attempts"
+        attach_note(error, f"{begin}{times}")
 
 
-def _is_refused(error: BaseException) -> bool:
-    """Return whether a store, and no local file, asked for other credentials."""
-    if isinstance(error, PermissionError):
-        return error.filename is None
-    return status_of(error) in (401, 403) or type(error).__name__ in _NO_CREDENTIALS
+RETRIES, _BACKOFF_SECONDS, _MAX_BACKOFF_SECONDS = 9, 0.1, 5.0
+"""The default, and the first and the longest wait, of all that reads: waits of at most 21 s in all,
+about as long as S3's own clients go on. A store that slows its clients down often does so for
+seconds."""
 
 
-RETRIES, BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 9, 0.1, 5.0
-"""The defaults of all that reads: waits of at most 21 s in all, about as long as S3's own clients
-go on. A store that slows its clients down often does so for seconds."""
-
-
-@dataclass(eq=False)
+@dataclass(frozen=True)
 class RetryPolicy:
-    """Limits, delays and counts retries. Any number of threads may use it."""
+    """How often a read is tried again. Any number of threads may use it."""
 
     retries: int = RETRIES
-    backoff_seconds: float = BACKOFF_SECONDS
-    max_backoff_seconds: float = MAX_BACKOFF_SECONDS
 
     def __post_init__(self) -> None:
         check_whole("reading", least=0, retries=self.retries)
-        if self.backoff_seconds < 0 or self.max_backoff_seconds < 0:
-            raise ValueError(
-                "backoff_seconds and max_backoff_seconds must be >= 0, "
-                f"got {self.backoff_seconds} and {self.max_backoff_seconds}."
-            )
-        self.num_retries = 0
-        """The number of retries granted in this process."""
-        self._warned: float | None = None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.retries, self.backoff_seconds, self.max_backoff_seconds)
 
     def repeat(
         self, read: Callable[[], T], name: str, failed: Callable[[Exception], object] | None = None
@@ -146,7 +119,7 @@ class RetryPolicy:
             error, with a note as by :func:`note_failure`.
         """
         num_failed = 0
-        last = time.monotonic() + _MOST_SECONDS + self.retries * self.max_backoff_seconds
+        last = time.monotonic() + _MOST_SECONDS + self.retries * _MAX_BACKOFF_SECONDS
         while True:
             try:
                 return read()
@@ -154,32 +127,19 @@ class RetryPolicy:
                 if failed is not None:
                     failed(error)
                 num_failed += 1
-                is_over = time.monotonic() > last
-                seconds = None if is_over else self.wait_after(error, num_failed)
-                if seconds is None:
+                is_over = num_failed > self.retries or time.monotonic() > last
+                if is_over or not is_transient(error):
                     note_failure(error, name, num_failed)
                     raise
-                self._count(error, name, num_failed, seconds)
+                seconds = wait_after(num_failed)
+                level = logging.WARNING if seconds >= _LOUD_SECONDS else logging.DEBUG
+                told = name, num_failed, self.retries + 1, seconds, type(error).__name__, error
+                _logger.log(level, _FAILED, *told)
             time.sleep(seconds)
 
-    def wait_after(self, error: Exception, num_failed: int) -> float | None:
-        """Return the seconds to wait before the next attempt, or None: the error is final.
 
-        num_failed: the attempts so far, all of which failed.
-        """
-        if not is_transient(error) or num_failed > self.retries:
-            return None
-        longest = min(self.max_backoff_seconds, self.backoff_seconds * 2.0 ** (num_failed - 1))
-        # Between half and all of it, so that readers that failed together do not return together.
-        return longest * _jitter.uniform(0.5, 1.0)
-
-    def _count(self, error: Exception, name: str, num_failed: int, seconds: float) -> None:
-        now = time.monotonic()
-        with _counting:
-            self.num_retries += 1
-            total = self.num_retries
-            loud = self._warned is None or now - self._warned >= _WARNING_INTERVAL_SECONDS
-            if loud:
-                self._warned = now
-        told = name, num_failed, self.retries + 1, seconds, total, type(error).__name__, error
-        _logger.log(logging.WARNING if loud else logging.DEBUG, _FAILED, *told)
+def wait_after(num_failed: int) -> float:
+    """Return the seconds to wait before the next attempt, after so many that failed."""
+    longest = min(_MAX_BACKOFF_SECONDS, _BACKOFF_SECONDS * 2.0 ** (num_failed - 1))
+    # Between half and all of it, so that readers that failed together do not return together.
+    return longest * _jitter.uniform(0.5, 1.0)

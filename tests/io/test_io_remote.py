@@ -4,6 +4,7 @@ import errno
 import io
 import logging
 import pickle
+import traceback
 from types import SimpleNamespace
 
 import fsspec
@@ -15,7 +16,7 @@ from spdl_torch.data.sources import Files
 from spdl_torch.io import Reader
 from spdl_torch.io._remote import glob_url, read_url
 from spdl_torch.io._resuming import open_resuming
-from spdl_torch.io._retry import RetryPolicy, is_transient
+from spdl_torch.io._retry import RetryPolicy, is_transient, wait_after
 
 
 class Flaky(fsspec.AbstractFileSystem):
@@ -37,17 +38,14 @@ class Flaky(fsspec.AbstractFileSystem):
 
 
 @pytest.fixture(autouse=True)
-def file_systems():
-    """That of this file, as new, and an empty memory://."""
+def file_systems(monkeypatch):
+    """That of this file, as new, and an empty memory://; no waits."""
     fsspec.register_implementation("flaky", Flaky, clobber=True)
     Flaky.errors, Flaky.attempts = [], 0
+    monkeypatch.setattr("spdl_torch.io._retry.time.sleep", lambda seconds: None)
     Flaky.clear_instance_cache()
     yield
     fsspec.filesystem("memory").rm("/", recursive=True)
-
-
-def reader_of(**options):
-    return Reader(backoff_seconds=0, **options)
 
 
 def test_content_is_read_from_paths_and_urls(tmp_path, monkeypatch):
@@ -76,38 +74,36 @@ def test_content_is_read_from_paths_and_urls(tmp_path, monkeypatch):
 
 
 def open_url(url):
-    return open_resuming(url, RetryPolicy(0, 0, 0))
+    return open_resuming(url, RetryPolicy(0))
 
 
 @pytest.mark.parametrize("use", [read_url, open_url, glob_url, Files, Reader()])
-def test_protocol_is_named_when_nobody_knows_it_or_needs_a_package(use, monkeypatch):
-    """With some that are known, or with what to install; that error stays an ImportError."""
-    with pytest.raises(ValueError, match=r"nope://a: unknown protocol. Expected one .* s3://"):
+def test_protocol_that_nobody_knows_or_that_needs_a_package_is_fsspecs_error(use, monkeypatch):
+    """With a note that names the URL, if the error does not."""
+    with pytest.raises(ValueError, match="Protocol not known: nope") as caught:
         use("nope://a")
+    assert "nope://a" in "".join(traceback.format_exception(caught.value))
     entry = {"class": "no_such_package.System", "err": "Install it to access Nowhere"}
     monkeypatch.setitem(known_implementations, "nowhere", entry)
-    message = "nowhere://a: a package is missing: Install it .*Run: pip install no_such_package"
-    with pytest.raises(ImportError, match=message) as caught:
+    with pytest.raises(ImportError, match="Install it"):
         use("nowhere://a")
-    assert caught.value.name == "no_such_package"
 
 
 def test_read_is_repeated_when_the_error_may_pass(monkeypatch):
-    """Up to `retries` times, and counted; then the last error is raised as itself, with a note that
+    """Up to `retries` times; then the last error is raised as itself, with a note that
     has the number of attempts. Each read has all its attempts."""
     Flaky.errors = [TimeoutError("slow"), ConnectionResetError("gone"), OSError(errno.EIO, "disk")]
-    reader = reader_of(retries=3)
+    reader = Reader(retries=3)
     assert reader("flaky://a.bin") == b"content"
-    assert (Flaky.attempts, reader.num_retries) == (4, 3)
-    for number in (2, 3):
+    assert Flaky.attempts == 4
+    for _ in range(2):
         Flaky.errors = [OSError(f"number {n}") for n in range(4)]
         last = Flaky.errors[-1]
         with pytest.raises(OSError, match="number 3") as caught:
             # A reader within a reader leaves one note, that of the one that made the attempts.
-            RetryPolicy(0, 0, 0).repeat(lambda: reader("flaky://a.bin"), "flaky://a.bin")
+            RetryPolicy(0).repeat(lambda: reader("flaky://a.bin"), "flaky://a.bin")
         assert caught.value is last
         assert caught.value.__notes__ == ["reading 'flaky://a.bin' failed after 4 attempts"]
-        assert reader.num_retries == 3 * number
     # Nor once they have taken five minutes: what a file system repeats by itself takes long.
     monkeypatch.setattr("spdl_torch.io._retry._MOST_SECONDS", -100)
     Flaky.errors, Flaky.attempts = [OSError("slow")] * 3, 0
@@ -129,39 +125,36 @@ def test_read_is_not_repeated_when_the_error_will_stay(error):
     """A missing file is missing the next time too. The note names what these errors do not."""
     Flaky.errors = [error]
     with pytest.raises(type(error)) as caught:
-        reader_of()("flaky://a.bin")
+        Reader()("flaky://a.bin")
     assert caught.value is error
     assert error.__notes__[0].startswith("reading 'flaky://a.bin' failed after 1 attempt")
-    assert ("credentials" in error.__notes__[0]) == isinstance(error, PermissionError)
     assert Flaky.attempts == 1
 
 
 def test_missing_local_file_is_an_os_error_at_once(tmp_path):
     """As open() reports it."""
-    reader = reader_of()
+    reader = Reader()
     with pytest.raises(FileNotFoundError, match=r"missing\.bin") as caught:
         reader(tmp_path / "missing.bin")
     assert not hasattr(caught.value, "__notes__")
     with pytest.raises(IsADirectoryError, match="Is a directory"):
         reader(tmp_path)
-    assert reader.num_retries == 0
 
 
-@given(st.integers(1, 30), st.floats(0, 10), st.floats(0, 100))
-def test_wait_doubles_up_to_its_bound(num_failed, backoff, bound):
-    """Between half and all of backoff * 2**(n-1), and never more than the bound."""
-    policy = RetryPolicy(30, backoff, bound)
-    longest = min(bound, backoff * 2 ** (num_failed - 1))
-    wait = policy.wait_after(OSError(), num_failed)
-    assert longest / 2 <= wait <= longest
+@given(st.integers(1, 30))
+def test_wait_doubles_up_to_its_bound(num_failed):
+    """Between half and all of 0.1 * 2**(n-1) seconds, and never more than 5."""
+    longest = min(5, 0.1 * 2 ** (num_failed - 1))
+    assert longest / 2 <= wait_after(num_failed) <= longest
 
 
-def test_retries_are_logged_without_flooding(caplog):
-    """One warning a minute for each reader; the others are for debugging."""
+def test_long_waits_are_warnings(caplog):
+    """The others are for debugging."""
     caplog.set_level(logging.DEBUG, "spdl_torch.io")
-    Flaky.errors = [OSError("now and then") for _ in range(3)]
-    reader_of()("flaky://a.bin")
-    assert [record.levelname for record in caplog.records] == ["WARNING", "DEBUG", "DEBUG"]
+    Flaky.errors = [OSError("now and then") for _ in range(6)]
+    Reader()("flaky://a.bin")
+    levels = [record.levelname for record in caplog.records]
+    assert (levels[0], levels[-1]) == ("DEBUG", "WARNING")
     assert "'flaky://a.bin' failed (attempt 1 of 10" in caplog.text
 
 
@@ -174,18 +167,12 @@ def test_options_are_checked():
         Reader(retries=-1)
     with pytest.raises(TypeError, match=r"retries must be an int, got 1\.5"):
         Reader(retries=1.5)
-    with pytest.raises(ValueError, match=r"must be >= 0, got -1 and 5.0"):
-        Reader(backoff_seconds=-1)
 
 
 def test_reader_can_be_pickled():
-    """For process pools; its counts stay where they are."""
-    Flaky.errors = [OSError("once")]
-    reader = reader_of(retries=1, keep_path=True)
-    reader("flaky://a.bin")
-    twin = pickle.loads(pickle.dumps(reader))
-    assert twin("flaky://a.bin") == ("flaky://a.bin", b"content")
-    assert (reader.num_retries, twin.num_retries) == (1, 0)
+    """For process pools, with its options."""
+    twin = pickle.loads(pickle.dumps(Reader(storage_options={"content": b"other"})))
+    assert twin("flaky://a.bin") == b"other"
 
 
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 503, 400, 401, 403, 404, 410])
