@@ -159,10 +159,6 @@ def test_tar_that_is_not_the_indexs_is_refused(tmp_path):
         (lambda index: index.update(version=2), "expected format"),
         (lambda index: index["samples"].pop("key"), "values each"),
         (lambda index: index["files"]["crc32"].pop(0), "as many values as num_files says"),
-        (lambda index: index["files"]["size"].__setitem__(0, -1), "OverflowError"),
-        (lambda index: index["files"]["size"].__setitem__(0, 0.5), "TypeError"),
-        (lambda index: index["files"]["crc32"].__setitem__(0, 1 << 40), "OverflowError"),
-        (lambda index: index["samples"]["size"].__setitem__(0, 1 << 62), "end within the tar"),
         (lambda index: index.update(more=1), "more"),
     ],
 )
