@@ -131,14 +131,14 @@ class RetryPolicy:
                 if is_over or not is_transient(error):
                     note_failure(error, name, num_failed)
                     raise
-                seconds = wait_after(num_failed)
+                seconds = _wait_after(num_failed)
                 level = logging.WARNING if seconds >= _LOUD_SECONDS else logging.DEBUG
                 told = name, num_failed, self.retries + 1, seconds, type(error).__name__, error
                 _logger.log(level, _FAILED, *told)
             time.sleep(seconds)
 
 
-def wait_after(num_failed: int) -> float:
+def _wait_after(num_failed: int) -> float:
     """Return the seconds to wait before the next attempt, after so many that failed."""
     longest = min(_MAX_BACKOFF_SECONDS, _BACKOFF_SECONDS * 2.0 ** (num_failed - 1))
     # Between half and all of it, so that readers that failed together do not return together.

@@ -10,13 +10,12 @@ from types import SimpleNamespace
 import fsspec
 import pytest
 from fsspec.registry import known_implementations
-from hypothesis import given, strategies as st
 
 from spdl_torch.data.sources import Files
 from spdl_torch.io import Reader
 from spdl_torch.io._remote import glob_url, read_url
 from spdl_torch.io._resuming import open_resuming
-from spdl_torch.io._retry import RetryPolicy, is_transient, wait_after
+from spdl_torch.io._retry import RetryPolicy, is_transient
 
 
 class Flaky(fsspec.AbstractFileSystem):
@@ -141,11 +140,14 @@ def test_missing_local_file_is_an_os_error_at_once(tmp_path):
         reader(tmp_path)
 
 
-@given(st.integers(1, 30))
-def test_wait_doubles_up_to_its_bound(num_failed):
+def test_wait_doubles_up_to_its_bound(monkeypatch):
     """Between half and all of 0.1 * 2**(n-1) seconds, and never more than 5."""
-    longest = min(5, 0.1 * 2 ** (num_failed - 1))
-    assert longest / 2 <= wait_after(num_failed) <= longest
+    waits = []
+    monkeypatch.setattr("spdl_torch.io._retry.time.sleep", waits.append)
+    Flaky.errors = [OSError("now and then") for _ in range(9)]
+    Reader()("flaky://a.bin")
+    longest = [min(5, 0.1 * 2**number) for number in range(9)]
+    assert all(each / 2 <= wait <= each for each, wait in zip(longest, waits, strict=True))
 
 
 def test_long_waits_are_warnings(caplog):
