@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from .shared_memory import Mappings, Slab
     from .wire import Span
 
-_BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
-_BY_COLUMNS = (torch.sparse_csc, torch.sparse_bsc)
+_SPARSE = frozenset(
+    {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
+)
 
 _ALIGNMENT = 128  # bytes; at least torch's alignment of tensors in host memory
 _INLINE_BYTES = 2 * 1024  # a longer pickle lies in the slab, so that no message is long
@@ -201,7 +202,10 @@ class TensorReducer(pickle.Pickler):
         if isinstance(obj, torch.Tensor):
             if is_plain_tensor(obj):
                 return _reduced_tensor(obj)
-            return _reduced_sparse(obj) if _is_plain_sparse(obj) else NotImplemented
+            if _is_plain_sparse(obj):
+                _, layout_and_parts = cast("Any", obj).__reduce_ex__(5)  # torch's own
+                return _load_sparse, layout_and_parts
+            return NotImplemented
         if isinstance(obj, torch.storage.TypedStorage) and _is_on_host(obj._untyped_storage):
             return _load_typed, (obj._untyped_storage, obj.dtype)
         if isinstance(obj, torch.UntypedStorage) and _is_on_host(obj):
@@ -259,21 +263,9 @@ def _is_plain_sparse(tensor: torch.Tensor) -> bool:
     return (
         type(tensor) is torch.Tensor
         and tensor.device.type == "cpu"
-        and tensor.layout in (torch.sparse_coo, *_BY_ROWS, *_BY_COLUMNS)
+        and tensor.layout in _SPARSE
         and not (tensor.requires_grad or tensor.__dict__)
     )
-
-
-def _reduced_sparse(tensor: torch.Tensor) -> Any:
-    # torch's own reducer, made for files, keeps every such tensor until the next torch.load.
-    layout, shape = tensor.layout, tuple(tensor.shape)
-    if layout is torch.sparse_coo:
-        parts = tensor._indices(), tensor._values()
-        return _load_coo, (*parts, shape, tensor.is_coalesced())
-    by_rows = layout in _BY_ROWS
-    compressed = tensor.crow_indices() if by_rows else tensor.ccol_indices()
-    plain = tensor.col_indices() if by_rows else tensor.row_indices()
-    return _load_sparse, (compressed, plain, tensor.values(), shape, layout)
 
 
 def _dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:
@@ -307,24 +299,12 @@ def _load_tensor(
     return tensor if inner == shape else tensor.expand(shape)
 
 
-def _load_coo(
-    indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], is_coalesced: bool
-) -> torch.Tensor:
-    return torch.sparse_coo_tensor(
-        indices, values, shape, check_invariants=False, is_coalesced=is_coalesced
-    )
-
-
-def _load_sparse(
-    compressed: torch.Tensor,
-    plain: torch.Tensor,
-    values: torch.Tensor,
-    shape: tuple[int, ...],
-    layout: torch.layout,
-) -> torch.Tensor:
-    return torch.sparse_compressed_tensor(
-        compressed, plain, values, shape, layout=layout, check_invariants=False
-    )
+def _load_sparse(layout: torch.layout, parts: Any) -> torch.Tensor:
+    # torch's own function, made for files, keeps every such tensor until the next torch.load.
+    if layout is torch.sparse_coo:
+        *parts, is_coalesced = parts
+        return torch.sparse_coo_tensor(*parts, check_invariants=False, is_coalesced=is_coalesced)
+    return torch.sparse_compressed_tensor(*parts, layout=layout, check_invariants=False)
 
 
 def _load_typed(storage: torch.UntypedStorage, dtype: torch.dtype) -> Any:
