@@ -59,20 +59,27 @@ def mix(
 
     Raises: TypeError, ValueError: see the message.
     """
-    _check_arguments(sources, stop)
+    if stop not in get_args(Stop):
+        raise ValueError(f'mix: stop must be "first", "all" or "never", got {stop!r}.')
     seed = whole("mix", "seed", seed, -math.inf)
     # Sorted, so that the plan does not depend on the order of the dict.
     sources = dict(sorted(sources.items()))
     phases = shares_of(tuple(sources), weights)
-    if all(map(is_map_style, sources.values())):
-        num_samples = _checked_num_samples(num_samples, stop)
+    is_mixture = all(map(is_map_style, sources.values()))
+    if is_mixture and stop == "never":
+        where = (
+            'mix: with stop="never" samplers and trainers need the length of an epoch (such as the '
+            "global batch times the steps of the training)"
+        )
+        num_samples = whole(where, "num_samples", num_samples)
+    elif num_samples is not None:
+        raise ValueError(
+            f'mix: num_samples={num_samples!r} needs stop="never" and map-style datasets: the '
+            "sources, or the loop, determine where another epoch ends. Leave it out."
+        )
+    if is_mixture:
         return Mixture(
             sources, phases, seed=seed, stop=stop, shuffle=shuffle, num_samples=num_samples
-        )
-    if num_samples is not None:
-        raise ValueError(
-            f"mix: num_samples={num_samples!r} is for map-style datasets only: other mixtures end "
-            "where their loop does. Leave it out."
         )
     given = {name: _source(name, each, seed, shuffle) for name, each in sources.items()}
     return MixedSource(given, phases, seed=seed, stop=stop)
@@ -91,33 +98,6 @@ def _source(name: str, given: Any, seed: int, shuffle: bool) -> DataSource[Any]:
     return source.shuffle(seed_of("order", seed, name)) if shuffle else source
 
 
-def _check_arguments(sources: Any, stop: Any) -> None:
-    if not isinstance(sources, Mapping) or not sources:
-        raise TypeError(
-            f"mix: sources must be a dict of at least one dataset by name, got {sources!r:.100}."
-        )
-    for name in sources:
-        if not isinstance(name, str):
-            raise TypeError(f"mix: the names of the sources must be text, got {name!r}.")
-    if stop not in get_args(Stop):
-        raise ValueError(f'mix: stop must be "first", "all" or "never", got {stop!r}.')
-
-
-def _checked_num_samples(num_samples: Any, stop: Stop) -> int | None:
-    if stop == "never":
-        where = (
-            'mix: with stop="never" samplers and trainers need the length of an epoch (such as the '
-            "global batch times the steps of the training)"
-        )
-        return whole(where, "num_samples", num_samples)
-    if num_samples is not None:
-        raise ValueError(
-            f'mix: num_samples={num_samples!r} needs stop="never"; with stop={stop!r} the sources '
-            "determine where an epoch ends."
-        )
-    return None
-
-
 def shares_of(names: Sequence[str], weights: Weights | None) -> tuple[Shares, ...]:
     """Return the phases of a mixture, the first one at sample 0. None = all sources equal.
 
@@ -125,57 +105,27 @@ def shares_of(names: Sequence[str], weights: Weights | None) -> tuple[Shares, ..
     """
     if weights is None:
         weights = dict.fromkeys(names, 1.0)
-    if not isinstance(weights, Mapping) or not weights:
-        raise TypeError(
-            "mix: weights must be a dict of one number for each source, or a schedule, a dict of "
-            f"such dicts by the sample number from which they hold, got {weights!r:.100}."
-        )
-    if not any(isinstance(value, Mapping) for value in weights.values()):
-        return (Shares(0, _shares(names, weights, "weights")),)
-    for first in weights:
-        if isinstance(first, bool) or not isinstance(first, int) or first < 0:
-            raise ValueError(
-                f"mix: the keys of a schedule must be numbers of samples >= 0, got {first!r}."
-            )
-    if 0 not in weights:
+    is_schedule = any(isinstance(value, Mapping) for value in weights.values())
+    schedule: Any = weights if is_schedule else {0: weights}
+    firsts = sorted(whole("mix", "a key of a schedule", first, 0) for first in schedule)
+    if firsts[0] != 0:
         raise ValueError(
-            f"mix: a schedule must begin at sample 0, got one that begins at {min(weights)}."
+            f"mix: a schedule must begin at sample 0, got one that begins at {firsts[0]}."
         )
-    schedule: Any = weights
-    return tuple(
-        Shares(first, _shares(names, schedule[first], f"weights[{first}]"))
-        for first in sorted(schedule)
-    )
+    return tuple(Shares(first, _shares(names, schedule[first])) for first in firsts)
 
 
-def _shares(names: Sequence[str], weights: Any, where: str) -> tuple[float, ...]:
-    if not isinstance(weights, Mapping):
-        raise TypeError(
-            f"mix: {where} must be a dict of one number for each source, got {weights!r:.100}."
-        )
-    unknown = [name for name in weights if name not in names]
-    if unknown:
+def _shares(names: Sequence[str], weights: Mapping[str, Any]) -> tuple[float, ...]:
+    if odd := {*names} ^ weights.keys():
         raise ValueError(
-            f"mix: {where} names {unknown[0]!r}, which is not a source. The sources are "
-            f"{', '.join(map(repr, names))}."
+            f"mix: weights must have a number for each source, {', '.join(names)}, and no other: "
+            f"one of them has no {min(odd, key=str)!r}. Give 0 to leave a source out."
         )
-    missing = [name for name in names if name not in weights]
-    if missing:
-        raise ValueError(
-            f"mix: {where} has no weight for the source {missing[0]!r}. Give 0 to leave it out."
-        )
-    values = [_weight(name, weights[name], where) for name in names]
+    values = [float(weights[name]) for name in names]
     total = math.fsum(values)
-    if not total > 0:
-        raise ValueError(f"mix: {where} must have a number above 0, got {dict(weights)!r}.")
+    if not all(0 <= value < math.inf for value in values) or not total > 0:
+        raise ValueError(
+            "mix: weights must be finite numbers >= 0, and not all of them 0, got "
+            f"{dict(weights)!r}."
+        )
     return tuple(value / total for value in values)
-
-
-def _weight(name: str, value: Any, where: str) -> float:
-    try:
-        weight = float(value)
-    except (TypeError, ValueError):
-        weight = math.nan
-    if not 0 <= weight < math.inf:
-        raise ValueError(f"mix: {where}[{name!r}] must be a finite number >= 0, got {value!r}.")
-    return weight

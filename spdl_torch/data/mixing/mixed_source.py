@@ -93,13 +93,10 @@ class MixedSource(DataSource[T_co]):
             lengths = [len(source) for source in sources]
         except TypeError as error:
             raise TypeError(f"MixedSource has no len(): {error}. {_FOR_LOADERS}") from None
-        plan = self._plan()
-        # The positions at which the sources would begin again.
-        ends = [plan.position_of(number, lengths[number]) for number in plan.drawn]
-        known = [end for end in ends if end is not None]
-        if self._stop == "never" or not known or (self._stop == "all" and len(known) < len(ends)):
+        end = None if self._stop == "never" else self._plan().end_of_epoch(lengths, self._stop)
+        if end is None:
             raise TypeError(f"MixedSource has no len(): the mixture has no end. {_FOR_LOADERS}")
-        return min(known) if self._stop == "first" else max(known)
+        return end
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of the next iteration, from its beginning."""

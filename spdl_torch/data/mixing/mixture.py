@@ -17,9 +17,6 @@ from ..sources._base import DataSource, checked_start, seed_of
 from .plan import MAX_POSITIONS, MixturePlan, Positions, Shares, Stop
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from ...loader.rng.streams import SampleContext
     from ...loader.sampling.parts import Tail
 
@@ -72,7 +69,14 @@ class Mixture(Dataset[T_co]):
         self._plan = MixturePlan(self._names, phases, seed)
         keys = [seed_of("order", seed, name) for name in self._names]
         self._positions = Positions(self._plan, self._lengths, keys, shuffle=shuffle)
-        self._length = self._length_of_epoch(stop) if num_samples is None else num_samples
+        if num_samples is None:
+            num_samples = self._plan.end_of_epoch(self._lengths, stop)
+        if num_samples is None and stop == "all":
+            raise ValueError(
+                'mix: with stop="all" every source has to come to its end, but the weight of one '
+                'becomes 0 before. Leave it out, or pass stop="never" and num_samples.'
+            )
+        self._length = MAX_POSITIONS if num_samples is None else num_samples
 
     def __len__(self) -> int:
         """Return the number of samples of an epoch."""
@@ -148,7 +152,8 @@ class Mixture(Dataset[T_co]):
         """Return how many samples come from each source between two positions, ``start`` included
         and ``stop`` not. It takes no longer if they are far apart.
         """
-        return self._named(self._plan.counts(stop) - self._plan.counts(start))
+        counts = self._plan.counts(stop) - self._plan.counts(start)
+        return dict(zip(self._names, counts.tolist(), strict=True))
 
     def loading_remarks(self) -> tuple[str, ...]:
         """Return the remark for a loader's report on the sources' shares of the first epoch."""
@@ -158,9 +163,6 @@ class Mixture(Dataset[T_co]):
             for name, count, length in zip(self._names, counts, self._lengths, strict=True)
         ]
         return (f"An epoch of the mixture is {', '.join(parts)}.",)
-
-    def _named(self, counts: NDArray[np.int64]) -> dict[str, int]:
-        return dict(zip(self._names, counts.tolist(), strict=True))
 
     def _as_source(self) -> MixturePart[T_co]:
         source = MixturePart(self)
@@ -198,20 +200,6 @@ class Mixture(Dataset[T_co]):
             for each in borrowers:
                 each.sample_context = None
         return samples
-
-    def _length_of_epoch(self, stop: Stop) -> int:
-        """Return the position at which the first source, or the last one, has to begin again."""
-        ends = [self._plan.position_of(number, end) for number, end in enumerate(self._lengths)]
-        if stop == "first":
-            return min((end for end in ends if end is not None), default=MAX_POSITIONS)
-        for name, end in zip(self._names, ends, strict=True):
-            if end is None:
-                raise ValueError(
-                    f'mix: with stop="all" every source has to come to its end, but {name!r} never '
-                    'does: its weight becomes 0 before. Leave it out, or pass stop="never" and '
-                    "num_samples."
-                )
-        return max(end for end in ends if end is not None)
 
 
 class MixturePart(DataSource[T_co]):

@@ -16,14 +16,12 @@ Where the weights change, a new phase begins with its own time.
 
 A lookup takes a fraction of a microsecond, computing a block of positions more than a thousand
 times as long. So blocks are kept: enough for several threads that each read in order, and for
-reading in any order if the whole training is not too long. Once there is no room for more, the
-first request within a block computes one position alone, and the second the whole block.
+reading in any order if the whole training is not too long.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections import deque
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 from operator import index as as_index
@@ -49,7 +47,6 @@ MAX_POSITIONS = _LAST_TICK // _TICKS
 BLOCK_LENGTH = 8192
 """The number of positions that are best computed at once: fewer cost nearly as much."""
 _MOST_BLOCKS = 1024  # 8 million positions, at most 34 MB with sources of 2**32 samples together
-_NUM_RECENT = 64  # recently missed blocks: more than there are threads that read in order
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
@@ -98,21 +95,28 @@ class MixturePlan:
         """
         return self._phase_at(position).counts(position)
 
-    def samples(self, first: int, length: int = BLOCK_LENGTH) -> tuple[Int64s, Int64s]:
-        """Return the sources of the samples at ``length`` positions from ``first`` on, and the
-        number of samples that the source has given before each. Raises: IndexError: ``first`` is
-        not a position.
+    def samples(self, first: int) -> tuple[Int64s, Int64s]:
+        """Return the sources of the samples at ``BLOCK_LENGTH`` positions from ``first`` on, and
+        the number of samples that the source has given before each. Raises: IndexError: ``first``
+        is not a position.
         """
-        parts = [self._phase_at(first).samples(first, length)]
-        while (done := sum(len(sources) for sources, _ in parts)) < length:
-            parts.append(self._phase_at(first + done).samples(first + done, length - done))
+        parts = [self._phase_at(first).samples(first, BLOCK_LENGTH)]
+        while (done := sum(len(sources) for sources, _ in parts)) < BLOCK_LENGTH:
+            parts.append(self._phase_at(first + done).samples(first + done, BLOCK_LENGTH - done))
         sources, draws = zip(*parts, strict=True)
         return np.concatenate(sources), np.concatenate(draws)
 
-    def position_of(self, source: int, draw: int) -> int | None:
-        """Return the position at which a source gives its sample number ``draw``; None = never."""
-        found = (phase.position_of(source, draw) for phase in self._phases)
-        return next((position for position in found if position is not None), None)
+    def end_of_epoch(self, lengths: Sequence[int], stop: Stop) -> int | None:
+        """Return the position at which the first of the drawn sources would begin again, or with
+        ``"all"`` the last one; None = never.
+        """
+        is_over = np.any if stop == "first" else np.all
+
+        def has_ended(position: int) -> bool:
+            return bool(is_over((self.counts(position) > lengths)[self.drawn]))
+
+        end = bisect_left(range(MAX_POSITIONS), True, key=has_ended)
+        return end - 1 if end < MAX_POSITIONS else None
 
     def check(self, position: int) -> None:
         """Check a position. Raises: IndexError: there is no such position."""
@@ -162,20 +166,6 @@ class _Phase:
         tick, _, missing = self._tick_near(first)
         sources, draws = self._samples_from(tick, missing + length)
         return sources[missing:], (draws + self._before[sources])[missing:]
-
-    def position_of(self, source: int, draw: int) -> int | None:
-        """Return the position of sample number ``draw`` of a source; None = not in this phase."""
-        draw -= int(self._before[source])
-        if draw < 0 or source not in self.drawn:
-            return None
-        own = self.drawn.index(source)
-        stretch = int(self._stretches[own])
-        if draw >= _LAST_TICK // stretch:
-            return None
-        ((tick,), _) = self._ticks_between(own, draw * stretch, (draw + 1) * stretch)
-        before, at = self._counts_before(int(tick)), self._counts_before(int(tick) + 1)
-        position = self.positions.start + int(before.sum() + (at - before)[:own].sum())
-        return position if position in self.positions else None
 
     def _samples_from(self, begin: int, length: int) -> tuple[Int64s, Int64s]:
         """Return source and number of the first ``length`` samples from a tick on."""
@@ -240,13 +230,12 @@ class Positions:
         self._firsts = [0, *accumulate(lengths)]  # the number of each source's first sample
         self._dtype = next(d for d in "BHIQ" if self._firsts[-1] <= np.iinfo(d).max)
         self._blocks: dict[int, memoryview[int]] = {}
-        self._missed: deque[int] = deque(maxlen=_NUM_RECENT)
 
     def __deepcopy__(self, memo: object) -> Positions:
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_blocks": {}, "_missed": deque(maxlen=_NUM_RECENT)}
+        return {**self.__dict__, "_blocks": {}}
 
     def at(self, position: int) -> tuple[int, int]:
         """Return the number of the source, and the index of the sample there.
@@ -257,25 +246,18 @@ class Positions:
         block = self._blocks.get(number)
         if block is None:
             self._plan.check(position)
-            block = self._found(number)
-        sample = block[place] if block else self._computed(number * BLOCK_LENGTH + place, 1)[0]
+            block = self._computed(number)
+            if len(self._blocks) >= _MOST_BLOCKS:
+                # Another thread may remove the same one first.
+                self._blocks.pop(next(iter([*self._blocks]), -1), None)
+            self._blocks[number] = block
+        sample = block[place]
         source = bisect_right(self._firsts, sample) - 1
         return source, sample - self._firsts[source]
 
-    def _found(self, number: int) -> memoryview[int] | None:
-        """Compute a missing block, keep it and return it; None = compute the one position alone."""
-        if len(self._blocks) >= _MOST_BLOCKS:
-            if number not in self._missed:
-                self._missed.append(number)
-                return None
-            # Another thread may remove the same one first.
-            self._blocks.pop(next(iter([*self._blocks]), -1), None)
-        block = self._blocks[number] = self._computed(number * BLOCK_LENGTH, BLOCK_LENGTH)
-        return block
-
-    def _computed(self, first: int, length: int) -> memoryview[int]:
-        """Return the samples at ``length`` positions: as ints of a view, which are fast to read."""
-        sources, draws = self._plan.samples(first, length)
+    def _computed(self, block: int) -> memoryview[int]:
+        """Return the samples of a block: as ints of a view, which are fast to read."""
+        sources, draws = self._plan.samples(block * BLOCK_LENGTH)
         samples = np.empty_like(draws)
         for source, length in enumerate(self._lengths):
             own = sources == source
