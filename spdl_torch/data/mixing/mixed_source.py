@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from torch.utils.data import IterableDataset
 
@@ -16,9 +16,6 @@ from ...loader.state_fields import check_fields, check_version
 from ..sources._base import DataSource, checked_start
 from ..sources._stream import Stream
 from .plan import MixturePlan, Shares, Stop
-
-if TYPE_CHECKING:
-    from ..sources._copies import ShardCopies
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -68,6 +65,7 @@ class MixedSource(DataSource[T_co]):
         self.sources = dict(sources)
         """The sources by name."""
         self._has_all_it_counts = all(each._has_all_it_counts for each in sources.values())
+        self._copies = frozenset().union(*(each._copies for each in sources.values()))
         self._phases = tuple(phases)
         self._seed = seed
         self._stop: Stop = stop
@@ -80,9 +78,6 @@ class MixedSource(DataSource[T_co]):
 
     def __repr__(self) -> str:
         return f"<MixedSource of {self.sources!r}>"
-
-    def _counters(self) -> Iterator[ShardCopies]:
-        return chain.from_iterable(each._counters() for each in self.sources.values())
 
     def __len__(self) -> int:
         """Return the number of items of the epoch that is set. Raises: TypeError: a source does not

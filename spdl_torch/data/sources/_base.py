@@ -8,7 +8,7 @@ import os
 import random
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 from ...checks import check_whole, whole
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ._copies import ShardCopies
-    from ._shard import ShardFiles
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -40,8 +39,8 @@ class DataSource(ABC, Generic[T_co]):
 
     epoch = 0
     """The epoch whose order the next iteration has; see :meth:`set_epoch`."""
-    _files: ShardFiles | None = None
-    """What opens the shards or files of a source that has some."""
+    _copies: frozenset[ShardCopies] = frozenset()
+    """Those that shards or files are read from; sources made from one share its own."""
     _has_all_it_counts = True
     """Whether a pass has ``len()`` items, if that is known; else it may have fewer."""
 
@@ -79,17 +78,13 @@ class DataSource(ABC, Generic[T_co]):
         the bytes that it downloaded, the milliseconds of its waits, and how many shards were
         removed; {} without ``cache``."""
         counts = Counter[str]()
-        for each in {*self._counters()}:
+        for each in self._copies:
             counts.update(each.counts())
         return dict(counts)
 
     def loading_remarks(self) -> tuple[str, ...]:
         """Return the remarks for a loader's report: the same in words."""
-        return tuple(remark for each in {*self._counters()} for remark in each.remarks())
-
-    def _counters(self) -> Iterable[ShardCopies]:
-        """Return the copies that shards are read from; sources made from one share its own."""
-        return () if self._files is None else filter(None, [self._files.copies])
+        return tuple(remark for each in self._copies for remark in each.remarks())
 
     def __iter__(self) -> Iterator[T_co]:
         return self.iterate()
@@ -149,7 +144,7 @@ class ListSource(DataSource[T_co], Sequence[T_co]):
     def __init__(self, items: Sequence[T_co]) -> None:
         self._items = items
         if isinstance(items, DataSource):
-            self._files = items._files
+            self._copies = items._copies
         # The calls of shard, with index and count, and of shuffle, with its seed, in their order.
         self._steps: tuple[tuple[int, int] | int, ...] = ()
         self._order: tuple[int, range | Tensor] | None = None  # the epoch, and its order

@@ -49,6 +49,7 @@ class Files(ListSource[str]):
         ahead: int = 2,
     ) -> None:
         self._files = shard_files("Files", storage_options or {}, RETRIES, cache, max_bytes, ahead)
+        self._copies = frozenset(filter(None, [self._files.copies]))
         if isinstance(suffixes, str):
             raise TypeError(f"Files: suffixes must be a collection of them, got {suffixes!r}.")
         ends = None if suffixes is None else tuple(suffix.lower() for suffix in suffixes)

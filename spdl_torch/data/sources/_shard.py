@@ -198,6 +198,7 @@ class ShardSource(StreamSource[dict[str, Any]]):
         if not self.urls:
             raise ValueError(f"{who}: expected at least one {self._WHAT}, got none.")
         self._files = shard_files(who, self.storage_options, *others)
+        self._copies = frozenset(filter(None, [self._files.copies]))
 
     @abstractmethod
     def _found(self, pattern: str) -> list[str]:
