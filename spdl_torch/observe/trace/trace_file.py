@@ -7,6 +7,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
@@ -84,7 +85,7 @@ def read(path: str | PathLike[str]) -> Trace:
         if content.startswith(_GZIP):
             content = gzip.decompress(content)
         trace = json.loads(content, parse_constant=str)
-    except (ValueError, EOFError, OSError, RecursionError) as error:
+    except (ValueError, EOFError, OSError, RecursionError, zlib.error) as error:
         raise ValueError(f"{path}: not a trace in JSON: {error}") from error
     if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
         raise ValueError(f"{path}: not a Chrome trace: it has no list of 'traceEvents'.")
