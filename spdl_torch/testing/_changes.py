@@ -13,6 +13,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -116,6 +117,12 @@ def _matmul_precision() -> str:
         return torch.get_float32_matmul_precision()
 
 
+def _num_threads() -> int:
+    """Read it on a new thread: one that was there keeps its own when another sets it."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(torch.get_num_threads).result()
+
+
 _multiprocessing: Any = torch.multiprocessing  # these functions have no types
 _NAMES = ("SIGINT", "SIGTERM", "SIGALRM", "SIGUSR1")
 _SIGNALS = [each for each in signal.Signals if each.name in _NAMES]
@@ -136,7 +143,7 @@ _SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
         torch.get_deterministic_debug_mode,
         torch.set_deterministic_debug_mode,
     ),
-    "torch.get_num_threads()": (torch.get_num_threads, torch.set_num_threads),
+    "torch.get_num_threads()": (_num_threads, torch.set_num_threads),
     "torch.get_float32_matmul_precision()": (_matmul_precision, torch.set_float32_matmul_precision),
     "torch.multiprocessing.get_sharing_strategy()": (
         _multiprocessing.get_sharing_strategy,
