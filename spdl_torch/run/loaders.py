@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import importlib
 import os
 import sys
 import sysconfig
@@ -37,6 +38,10 @@ def exchange_loader(options: Any) -> None:
     process and of its children, say what is known of them."""
     global _options
     _options = options
+    if options.html is not None:
+        with suppress(ModuleNotFoundError):  # which is said at the end
+            # Now: its import has Python forget that Ctrl-C ended the program, and its status.
+            importlib.import_module("jinja2")
     named: Any = Watched if options.loader == "torch" else DataLoader
     for name, module in list(sys.modules.items()):
         is_taken = getattr(module, "__dict__", {}).get("DataLoader") is TorchDataLoader
@@ -46,7 +51,9 @@ def exchange_loader(options: Any) -> None:
         vars(spdl_torch)["DataLoader"] = named  # for a program that has been edited
     end = functools.partial(end_process, options, known)
     atexit.register(end)
-    # A child of multiprocessing ends without atexit, and calls this when it begins.
+    # A child of multiprocessing that is forked ends without atexit, another has stopped the threads
+    # of a recording by then. A forked one calls this when it begins.
+    util.Finalize(None, end, exitpriority=0)
     util.register_after_fork(options, lambda _: util.Finalize(None, end, exitpriority=0))
     in_forked_child(known.clear)  # a fork reports on its own loaders, and records none
     in_forked_child(while_it_runs.pop_all)

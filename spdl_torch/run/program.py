@@ -7,10 +7,11 @@ import os
 import runpy
 import sys
 from contextlib import ExitStack
-from importlib.machinery import SourceFileLoader
+from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from pathlib import Path
 from pkgutil import get_importer
 from types import ModuleType
+from typing import Any
 
 _NOT_THE_USERS = (str(Path(__file__).parent), "<frozen ")
 
@@ -40,9 +41,15 @@ def run_program(words: list[str], *, is_module: bool) -> None:
                 name = words[0] if is_module else "__main__"
                 runpy._run_module_as_main(name, is_module)  # type: ignore[attr-defined]
             else:
-                loader = SourceFileLoader("__main__", path)
+                is_compiled = path.endswith(".pyc")
+                kind = SourcelessFileLoader if is_compiled else SourceFileLoader
+                loader = kind("__main__", path)
                 vars(main).update(__file__=path, __cached__=None, __loader__=loader)
-                exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), vars(main))
+                if is_compiled:
+                    code: Any = loader.get_code("__main__")
+                else:
+                    code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+                exec(code, vars(main))
     except BaseException as error:
         shown, hook = error.__traceback__, sys.excepthook  # Python's, or the program's
         while shown is not None and shown.tb_frame.f_code.co_filename.startswith(_NOT_THE_USERS):

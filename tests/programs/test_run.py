@@ -1,13 +1,15 @@
 """``python -m spdl_torch run``: programs do what they do under Python, on our loader."""
 
 import os
+import py_compile
 import re
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import textwrap
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import _torchrun
 import _warm
@@ -309,17 +311,32 @@ def test_program_that_fails_shows_its_own_traceback(words, folder):
     assert err.splitlines() == [x for x in python_err.splitlines() if "frozen runpy" not in x]
 
 
+def test_compiled_program_runs(folder):
+    """As under Python, with its names."""
+    (folder / "short.py").write_text("print(__name__, __file__, __cached__, type(__loader__))")
+    py_compile.compile(str(folder / "short.py"), str(folder / "short.pyc"))
+    assert both_ways(folder, "short.pyc", start=start_cold)[0] == 0
+
+
 def test_children_load_with_ours_and_report_once(folder):
-    """Whether they are spawned or forked; a fork reports only on loaders of its own."""
-    under_run = start_cold(folder, *UNDER_RUN, "children.py")  # so that its children are, too
+    """Whether they are spawned or forked; a fork reports only on loaders of its own. The file has
+    the figures of all."""
+    words = *UNDER_RUN, "--record", "run.db", "children.py"
+    under_run = start_cold(folder, *words)  # so that its children are, too
     status, _, err = compared(start(folder, "children.py"), under_run)
     assert status == 0
     assert sites(err) == [*["children.py:11"] * 2, "children.py:15"]
+    with closing(sqlite3.connect(folder / "run.db")) as file:
+        runs = file.execute("SELECT count(*) FROM interval GROUP BY run_id").fetchall()
+    assert runs == [(2,)] * 3, "both epochs"
 
 
 def test_refused_loader_stays_torchs_and_ctrl_c_ends_it(folder):
-    """One line says where and why. What torch refuses, too, it refuses as under Python."""
-    status, _, err = both_ways(folder, "refused.py")
+    """One line says where and why. What torch refuses, too, it refuses as under Python. The page,
+    whose imports have Python forget Ctrl-C, leaves the status."""
+    under_run = start_cold(folder, *UNDER_RUN, "--html", "page.html", "refused.py")
+    status, _, err = compared(start(folder, "refused.py"), under_run)
+    assert (folder / "page.html").exists()
     assert status == -signal.SIGINT
     (line,) = (each for each in err.splitlines() if "torch's own loader stays" in each)
     assert line.startswith("spdl-torch run: refused.py:9: ")

@@ -344,8 +344,8 @@ class Reading:
 
     @property
     def waits_for_storage(self) -> bool:
-        """Whether its ops wait, and can wait for nothing but storage, a network or a lock: waits for
-        a core and the GIL were measured, and they start no threads."""
+        """Whether its ops wait, and can wait for nothing but storage, a network or a lock: waits
+        for a core and the GIL were measured, and they start no threads."""
         load, probes = self.load, self.probes
         knows_gil = load.threads == 1 or not self.lacks_gil_probe
         is_known = probes.run_delay_ratio is not None and load.helpers is not None and knows_gil
