@@ -47,43 +47,14 @@ class PerfParams:
     tuning: Tuning | None = None
     """The options of tuning while running; None = no tuning."""
 
-    def __post_init__(self) -> None:
-        check_whole("PerfParams", num_workers=self.num_workers, least=0, optional=True)
-        numbers: dict[str, Any] = {
-            "prefetch_factor": self.prefetch_factor,
-            "num_threads": self.num_threads,
-            **{f"concurrency of {name!r}": n for name, n in self.concurrency.items()},
-            **{f"buffer_size of {name!r}": n for name, n in self.buffer_size.items()},
-        }
-        check_whole("PerfParams", optional=True, **numbers)
-
     @classmethod
-    def manual(
-        cls,
-        *,
-        num_workers: int | None = None,
-        prefetch_factor: int | None = None,
-        buffer_size: int | Mapping[str, int] | None = None,
-        num_threads: int | None = None,
-        concurrency: Mapping[str, int] | None = None,
-        **stages: int,
-    ) -> PerfParams:
-        """Return settings of your own: ``PerfParams.manual(decode=12, collate=2)``.
+    def manual(cls, **settings: Any) -> PerfParams:
+        """Return settings of your own, by their names here:
+        ``PerfParams.manual(concurrency={"decode": 12, "collate": 2})``.
 
-        concurrency: by stage, for names that are not identifiers or are parameters here.
-        buffer_size: one for all these stages, or by stage.
-        Raises: TypeError, ValueError: a number that is not a positive int.
+        Wrong numbers are refused by the loader or the pipeline that gets them.
         """
-        counts = {**(concurrency or {}), **stages}
-        if isinstance(buffer_size, int):
-            buffer_size = dict.fromkeys(counts, buffer_size)
-        return cls(
-            num_workers=num_workers,
-            prefetch_factor=prefetch_factor,
-            concurrency=counts,
-            buffer_size=dict(buffer_size or {}),
-            num_threads=num_threads,
-        )
+        return cls(**settings)
 
     @classmethod
     def estimate(
@@ -231,11 +202,6 @@ class PerfParams:
 
     def _changed(self, stage: StageSpec) -> StageSpec:
         concurrency = self.concurrency.get(stage.name, stage.concurrency)
-        if concurrency > 1 and stage.kind is OpKind.AGGREGATE:
-            raise ValueError(
-                f"PerfParams.apply: concurrency of {stage.name!r} must be 1, got {concurrency}. An "
-                "aggregate collects one list at a time."
-            )
         # An async generator has no order other than that of completion.
         has_order = stage.kind is not OpKind.ASYNC_GENERATOR
         keeps_order = stage.concurrency == 1 < concurrency and has_order

@@ -9,10 +9,11 @@ reason that is logged.
 from __future__ import annotations
 
 import math
+import operator
 import statistics
 import time
 from collections.abc import Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +31,6 @@ _BUSY = 0.75
 """The busy share below which a stage holds nothing back (prototype: 93 to 99 % of the
 optimum)."""
 
-_NEAR = 0.1
-"""The distance from the busiest stage's share within which stages may hold others back too."""
-
 _LEAST_HEADROOM = 1.03
 """The CPU headroom below which the cores count as used up."""
 
@@ -40,9 +38,6 @@ _STEP = 1.5
 """The factor of a stage's threads in a step."""
 
 _LEAST_GAIN = 0.02
-_NOISY = 0.05
-_EXTRA_WINDOWS = 2
-"""The extra windows for a trial that may have gained, but within the noise."""
 
 _DRIFT = 0.20
 
@@ -98,26 +93,18 @@ class Window:
         """The stage whose threads wait the least; None = there is no stage."""
         return max(self.stats.stages, key=_busy_ratio, default=None)
 
-    def and_then(self, later: Window) -> Window:
-        """Merge two windows with equal settings."""
-        return replace(
-            later,
-            stats=self.stats + later.stats,
-            num_items=self.num_items + later.num_items,
-            noise=math.hypot(self.noise, later.noise) / 2,
-        )
-
 
 def window_of(parts: Sequence[Window], **others: Any) -> Window:
     """Merge parts into a window, without those in which the consumer paused. ``others``: fields of
     the window that are of no part."""
     kept = _without_pauses(parts)
-    whole, rates = reduce(Window.and_then, kept), [part.rate for part in kept]
-    noise = 0.5 / max(1, whole.num_items)  # one item more or less
-    if len(rates) > 1 and whole.num_items:
+    num_items, rates = sum(part.num_items for part in kept), [part.rate for part in kept]
+    noise = 0.5 / max(1, num_items)  # one item more or less
+    if len(rates) > 1 and num_items:
         error = statistics.stdev(rates) / math.sqrt(len(rates))
         noise = math.hypot(noise, error / statistics.fmean(rates))
-    return replace(whole, noise=noise, **others)
+    stats = reduce(operator.add, (part.stats for part in kept))
+    return Window(stats=stats, num_items=num_items, noise=noise, **others)
 
 
 def _without_pauses(parts: Sequence[Window]) -> Sequence[Window]:
@@ -162,21 +149,13 @@ _Change = tuple[str, int]
 """A stage and its new concurrency."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Trial:
-    stage: str
-    """The stage that got more threads."""
-    before: Window
-    windows: list[Window] = field(default_factory=list)
-
-
 class Tuner:
     """Give it window after window by :meth:`step`; it never changes more than ``bounds`` allow."""
 
-    def __init__(self, bounds: Bounds, *, warm_up: int = 1) -> None:
+    def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
-        self._warm_up = warm_up
-        self._trial: _Trial | None = None
+        # The stage that has got more threads, and the window before.
+        self._trial: tuple[str, Window] | None = None
         self._decisions: list[Decision] = []  # of the present step
         self._begin()
 
@@ -196,11 +175,9 @@ class Tuner:
         None; and the decisions about earlier steps, or the reason why there is no step."""
         self._decisions = []
         change: _Change | None = None
-        if self._warm_up:
-            self._warm_up -= 1
-        elif window.num_items:
+        if window.num_items:
             if self._trial is not None:
-                change = self._judge(self._trial, window)
+                change = self._judge(*self._trial, window)
             elif self._resting is not None:
                 change = self._rest(*self._resting, window)
             else:
@@ -213,7 +190,7 @@ class Tuner:
             count, why = self._more_threads(window, bottleneck)
             if not why:
                 self._num_alike = 0
-                self._trial = _Trial(bottleneck, window)
+                self._trial = bottleneck, window
                 return bottleneck, count
             self._frozen[bottleneck] = why
         self._num_alike += 1
@@ -232,12 +209,11 @@ class Tuner:
         busiest = window.busiest
         if busiest is None or _busy_ratio(busiest) < _BUSY:
             return "", "source"
-        least = max(_BUSY, _busy_ratio(busiest) - _NEAR)
-        busy = {name: _busy_ratio(stage) for name, stage in window.free.items()}
-        slow = {n: busy[n] for n in busy if busy[n] >= least and n not in self._frozen}
         # Where it is not frozen, its concurrency is not ours to change.
         why = self._frozen.get(busiest.name, "max")
-        return max(slow, key=lambda name: slow[name], default=""), why
+        busy = {n: _busy_ratio(s) for n, s in window.free.items() if n not in self._frozen}
+        slowest = max(busy, key=lambda name: busy[name], default="")
+        return (slowest if slowest and busy[slowest] >= _BUSY else ""), why
 
     def _more_threads(self, window: Window, name: str) -> tuple[int, str]:
         """Return the stage's threads after a step; and why there is none: ``max``, ``cpu``,
@@ -252,27 +228,20 @@ class Tuner:
             return 0, "max" if most >= bounds.threads else "memory"
         return min(math.ceil(_STEP * count), count + room), ""
 
-    def _judge(self, trial: _Trial, window: Window) -> _Change | None:
-        trial.windows.append(window)
-        before, after = trial.before, reduce(Window.and_then, trial.windows)
-        gain = after.rate / before.rate - 1
-        noise = math.hypot(before.noise, after.noise)
-        need = max(_LEAST_GAIN, 2 * noise)
-        is_unclear = gain < need and (gain >= _LEAST_GAIN or (noise > _NOISY and gain > -need))
-        if is_unclear and len(trial.windows) <= _EXTRA_WINDOWS:
-            return None  # it may have gained: look longer
+    def _judge(self, name: str, before: Window, after: Window) -> _Change | None:
+        """Keep the threads that a stage has got, and look for the next step, or take them back."""
         self._trial = None
-        name = trial.stage
+        gain, noise = after.rate / before.rate - 1, math.hypot(before.noise, after.noise)
         fewer, more = before.free[name].concurrency, after.free[name].concurrency
         used, limit = after.memory_bytes or 0, self.bounds.memory_bytes
         rates = before.rate, after.rate
         if limit is not None and used > limit:
             reason = "memory"
-        elif gain >= need:
+        elif gain >= max(_LEAST_GAIN, 2 * noise):
             self._decisions.append(Decision(name, fewer, more, *rates, "gained"))
-            return self._propose(window)
+            return self._propose(after)
         else:
-            reason = "noise" if is_unclear else _cause_of(after, name)
+            reason = "noise" if gain >= _LEAST_GAIN else _cause_of(after, name)
         self._frozen[name] = reason
         self._decisions.append(Decision(name, more, fewer, *rates, reason))
         return name, fewer

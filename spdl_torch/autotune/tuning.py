@@ -83,8 +83,8 @@ class TuningState:
     """The state of tuning over all runs of one pipeline or loader.
 
     Readings, taken several times a window, are cut into complete windows. The part of a window
-    right after a start or a change is not measured. If runs (epochs) are shorter than a window, it
-    continues in the next one.
+    right after a start or a change, and the first window, are not measured. If runs (epochs) are
+    shorter than a window, it continues in the next one.
     """
 
     def __init__(self, tuning: Tuning, name: str, *, are_processes: bool = False) -> None:
@@ -96,7 +96,7 @@ class TuningState:
         """The changed concurrency by stage, with which the next run begins."""
         self._decisions: list[Decision] = []  # which any thread copies, in one step
         self._last: tuple[PipelineStats, int] | None = None  # with which the next part begins
-        self._restart(skip=1)
+        self._restart(skip=1 + PARTS)  # nor the first window, in which all begins
 
     @property
     def decisions(self) -> list[Decision]:

@@ -109,7 +109,7 @@ def stage_of(name, count, seconds, busy, cpu_seconds=0.0):
 def tune(model, bounds, windows=40):
     """Run the tuner on the model until it rests: the tuner, its decisions, and the windows that it
     took. No bound is exceeded, but by one thread for each stage, the least there is."""
-    tuner, decisions = Tuner(bounds, warm_up=0), []
+    tuner, decisions = Tuner(bounds), []
     free = [s.name for s in model.stages if s.is_free]
     for number in range(1, windows + 1):
         change, found = tuner.step(model.window())
@@ -191,7 +191,7 @@ def test_step_is_taken_back_that_does_not_gain_or_takes_too_much_memory(
     """And its stage is left alone."""
     stage = ModelStage("slow", 0.05, at_most=at_most)
     model = Model([stage], counts={"slow": count}, bytes_per_thread=100 * len(limits))
-    tuner = Tuner(Bounds(threads=64, cores=1000, **limits), warm_up=0)
+    tuner = Tuner(Bounds(threads=64, cores=1000, **limits))
     model.counts.update([tuner.step(model.window())[0]])
     model.bytes_per_thread *= 2
     change, decisions = tuner.step(model.window())

@@ -194,36 +194,19 @@ def test_estimate_says_when_the_size_is_not_known(target, reason, estimate):
     )
 
 
-def test_manual_takes_names_and_one_size_for_all():
-    """The short form and the long one mean the same."""
-    short = PerfParams.manual(decode=12, collate=2, buffer_size=24)
-    assert short == PerfParams.manual(
-        concurrency={"decode": 12}, collate=2, buffer_size={"decode": 24, "collate": 24}
-    )
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: PerfParams.manual(decode=0), "concurrency of 'decode' must be >= 1"),
-        (lambda: PerfParams.manual(decode="4"), "must be an int or None, got '4'"),
-        (lambda: PerfParams.manual(num_workers=-1), "num_workers must be >= 0 or None, got -1"),
-        (lambda: PerfParams.manual(num_threads=True), "num_threads must be an int"),
+        (lambda: applied({"decode": 0}), "stage 'decode': concurrency must be >= 1, got 0"),
         (lambda: PerfParams.estimate([1], cpu_util=40), "cpu_util must be above 0, .* got 40"),
         (lambda: PerfParams.estimate([1], memory_util=0), "memory_util must be above 0"),
         (lambda: PerfParams.estimate([1], batch_size=0), "batch_size must be >= 1 or None, got 0"),
         (lambda: PerfParams.estimate(builder(), batch_size=4), "must be None for a pipeline"),
-        (lambda: PerfParams.manual(decode=2).loader_options(), "num_workers must be given, got No"),
+        (lambda: PerfParams.manual().loader_options(), "num_workers must be given, got None"),
         # A name that does not exist is an error that lists those that do.
-        (
-            lambda: PerfParams.manual(decod=2).apply(builder()),
-            "no stage 'decod'; it has 'read', 'parse', 'decode', 'agg",
-        ),
+        (lambda: applied({"decod": 2}), "no stage 'decod'; it has 'read', 'parse', 'decode', 'agg"),
         (lambda: PerfParams.manual(buffer_size={"x": 2}).apply(builder()), "no stage 'x'"),
-        (
-            lambda: PerfParams.manual(concurrency={"aggregate(4)": 2}).apply(builder()),
-            "must be 1, got 2. An aggregate collects one",
-        ),
+        (lambda: applied({"aggregate(4)": 2}), "concurrency must be 1 for an aggregate"),
     ],
 )
 def test_argument_is_refused_when_it_cannot_be_meant(make, message):
@@ -251,6 +234,11 @@ def test_loader_options_are_what_torch_takes():
     options = PerfParams.manual(num_workers=0, prefetch_factor=4).loader_options()
     assert options == {"num_workers": 0}
     assert PerfParams.manual(num_workers=2).loader_options() == {"num_workers": 2}
+
+
+def applied(concurrency):
+    """A pipeline with these concurrencies."""
+    return PerfParams.manual(concurrency=concurrency).apply(builder())
 
 
 def decode(number):
