@@ -130,11 +130,9 @@ def _loader(load_npy: Load, load_npz: Load, files: list[bytes]) -> Callable[[], 
     return load
 
 
-def _ours(*, verify: bool = False, copy: bool = False) -> tuple[Load, Load]:
+def _ours(*, verify: bool = False) -> tuple[Load, Load]:
     from spdl_torch.io import load_npy, load_npz
 
-    if copy:
-        return partial(load_npy, copy=True), partial(load_npz, copy=True)
     return load_npy, partial(load_npz, verify=True) if verify else load_npz
 
 
@@ -187,7 +185,6 @@ def _goals() -> Iterator[Goal]:
         yield Goal(metric.key, "ours", "SPDL", at_least=over_spdl)
         if kind == "stored":
             yield Goal(metric.key, "ours, verified", "SPDL")
-            yield Goal(metric.key, "ours, copied", "numpy")
 
 
 def conclude(report: Report) -> list[str]:
@@ -205,7 +202,6 @@ TABLES = (
         contenders=(
             Contender("ours", _ours, smoke=True),
             Contender("ours, verified", partial(_ours, verify=True)),
-            Contender("ours, copied", partial(_ours, copy=True)),
             Contender("SPDL", _spdl, ("spdl",)),
             Contender("numpy", _numpy, smoke=True),
         ),

@@ -53,7 +53,7 @@ def little_memory():
         assert peak < 1_000_000, peak
 
 
-def archive(*members, comment=b"", after=b"", **end):
+def archive(*members, **end):
     """A zip archive, honest but for the fields that are given.
 
     Of a member: ``name, content, method, data, flags, crc, num_stored, num_bytes, offset``;
@@ -78,9 +78,9 @@ def archive(*members, comment=b"", after=b"", **end):
     fields = {"count": len(members), "size": len(directory), "start": len(body), **end}
     tail = struct.pack(
         *("<4H2LH", 0, 0, fields["count"], fields["count"]),
-        *(fields["size"], fields["start"], len(comment)),
+        *(fields["size"], fields["start"], 0),
     )
-    return body + directory + fields.get("end64", b"") + b"PK\5\6" + tail + comment + after
+    return body + directory + fields.get("end64", b"") + b"PK\5\6" + tail
 
 
 def facts(fields):
@@ -101,5 +101,5 @@ SEEDS = [
     saved(np.save, np.asfortranarray(STRUCTURED.reshape(2, 2))),
     saved(np.savez, a=SMOOTH, b=STRUCTURED),
     saved(np.savez_compressed, a=SMOOTH, b=STRUCTURED),
-    archive({"header": SIZES_IN_ZIP64}, {"name": b"b.npy", "method": 8}, comment=b"comment"),
+    archive({"header": SIZES_IN_ZIP64}, {"name": b"b.npy", "method": 8}),
 ]

@@ -76,7 +76,6 @@ def test_load_npy_equals_numpy(array):
     expected = np.load(io.BytesIO(content), allow_pickle=False)
     assert_same(load_npy(content), expected)
     assert_same(load_npy(memoryview(bytearray(content))), expected)
-    assert_same(load_npy(content, copy=True), expected)
     assert_same(load_npy(content + b"as numpy allows"), expected)
 
 
@@ -122,7 +121,6 @@ def test_load_npz_is_a_mapping():
         assert archive.get(3) is None
         assert np.array_equal(archive["pixels.npy"], PIXELS)
         assert [array.shape for _, array in archive.items()] == [PIXELS.shape, SMOOTH.shape]
-        assert repr(archive) == "NpzFile '<bytes>' with pixels, smooth"
         with pytest.raises(KeyError, match=r"'other' is not in <bytes>, only \['pixels', 'smooth'"):
             archive["other"]
     assert dict(load_npz(saved(np.savez))) == {}
@@ -130,26 +128,23 @@ def test_load_npz_is_a_mapping():
 
 @pytest.mark.parametrize("num_bytes", [0, 1, 3])
 def test_load_when_data_is_unaligned(num_bytes):
-    """Memory that begins at an odd address is read right; a copy is aligned."""
+    """Memory that begins at an odd address is read right."""
     array = np.arange(6, dtype=">f8").reshape(2, 3)
-    for save, load in ((np.save, load_npy), (np.savez, lambda m, **o: load_npz(m, **o)["arr_0"])):
+    for save, load in ((np.save, load_npy), (np.savez, lambda m: load_npz(m)["arr_0"])):
         memory = memoryview(b"x" * num_bytes + saved(save, array))[num_bytes:]
         assert_same(load(memory), array)
-        assert load(memory, copy=True).flags.aligned
 
 
-@pytest.mark.parametrize("load", [load_npy, lambda m, **o: load_npz(m, **o)["pixels"]])
+@pytest.mark.parametrize("load", [load_npy, lambda m: load_npz(m)["pixels"]])
 def test_load_is_a_view_when_it_can_be(load, tmp_path):
     """Arrays share the source's memory and whether it may be written, and keep it alive: it can be
-    neither resized nor closed under them; copies do none of it."""
+    neither resized nor closed under them."""
     content = NPY if load is load_npy else STORED
     writable = bytearray(content)
-    view, copy = load(writable), load(writable, copy=True)
+    view = load(writable)
     view[0, 0, 0] = 77
     assert writable != content
     assert load(writable)[0, 0, 0] == 77
-    assert copy.flags.writeable
-    assert np.array_equal(copy, PIXELS)
     with pytest.raises(BufferError, match="cannot be re-sized"):
         writable.extend(bytes(100_000))
     del writable
@@ -159,7 +154,6 @@ def test_load_is_a_view_when_it_can_be(load, tmp_path):
     read_only = load(content)
     assert not read_only.flags.writeable
     assert np.shares_memory(read_only, np.frombuffer(content, np.uint8))
-    assert load(content, copy=True).flags.writeable
 
     (path := tmp_path / "array").write_bytes(content)
     with path.open("rb") as file:

@@ -289,16 +289,3 @@ def test_a_warning_of_many_pixels_is_pillows(monkeypatch, name):
             assert len(load_image_batch(files, width=8, height=8, strict=False)) == 1
             with pytest.raises(DecodeError, match=r"none of the 1 images .*1536 pixels"):
                 load_image_batch(files[:1], width=8, height=8, strict=False)
-
-
-def test_arrays_follow_each_other_in_a_file():
-    """As numpy leaves the position after the array."""
-    file = io.BytesIO()
-    arrays = [np.arange(3), np.zeros((2, 0)), np.arange(4.0)]
-    for array in arrays:
-        np.save(file, array)
-    file.write(b"the rest")
-    file.seek(0)
-    for array in arrays:
-        assert np.array_equal(load_npy(file), array)
-    assert file.read() == b"the rest"
