@@ -192,7 +192,7 @@ def train_dataset(options: argparse.Namespace, parts: Parts, pixels: Pixels) -> 
     ]
     if options.auto_augment:
         steps.append(AUTO_AUGMENT[options.auto_augment](interpolation=pixels.interpolation))
-    steps.append(v2.PILToTensor())  # bytes; ToFloat normalises them on the device
+    steps.append(v2.PILToTensor())  # bytes; normalised on the device
     if options.random_erase:
         grey = tuple(round(255 * value) for value in pixels.mean)  # 0, once it is normalised
         steps.append(v2.RandomErasing(options.random_erase, value=grey))
@@ -287,10 +287,12 @@ def load_weights(model: nn.Module, state: dict[str, Tensor]) -> None:
     model.load_state_dict(same, strict=False)
 
 
-def to_input(pixels: Pixels, channels_last: bool) -> ToFloat:
+def to_input(pixels: Pixels, channels_last: bool) -> nn.Module:
     """Return the module that turns batches of bytes from the loader into the model's input."""
-    layout = torch.channels_last if channels_last else torch.contiguous_format
-    return ToFloat(pixels.mean, pixels.std, dtype=torch.float32, memory_format=layout)
+    if channels_last:
+        return ToFloat(pixels.mean, pixels.std, dtype=torch.float32)
+    normalize = v2.Normalize(list(pixels.mean), list(pixels.std))
+    return nn.Sequential(v2.ToDtype(torch.float32, scale=True), normalize)
 
 
 def make_mixing(options: argparse.Namespace, num_classes: int) -> Callable[..., Any] | None:
@@ -418,7 +420,7 @@ def train_epoch(options: argparse.Namespace, run: SimpleNamespace, loader: Any, 
 
 
 def validate(
-    options: argparse.Namespace, model: nn.Module, prepare: ToFloat, loader: Any, what: str
+    options: argparse.Namespace, model: nn.Module, prepare: nn.Module, loader: Any, what: str
 ) -> float:
     """Validate: every image once, over all ranks. Return the top-1 accuracy."""
     share_buffers(model)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 __all__ = ["ToFloat"]
-
-Layout = Literal["NCHW", "NHWC"]
 
 
 class ToFloat(nn.Module):
@@ -27,15 +25,11 @@ class ToFloat(nn.Module):
     ``dtype``. Works under ``torch.compile`` and autocast. No gradient flows to the images.
 
     Args:
-        mean: of each channel, in units of the scaled image (0-1); None, together with ``std``:
-            the image is scaled only.
-        std: the standard deviation of each channel, in the same units; none may be 0.
+        mean: of each channel, in units of the scaled image (0-1); None, as ``std``: the image is
+            scaled only.
+        std: the standard deviation of each channel, in the same units.
         dtype: of the result, a floating-point type. None: autocast's, where that is on for the
             device of the images, otherwise float32.
-        layout: of the images given: ``"NCHW"`` or ``"NHWC"``.
-        memory_format: of the result: ``torch.channels_last``, which convolutions in half precision
-            are fastest with, or ``torch.contiguous_format``.
-    Raises: ValueError: an argument that cannot be used.
     """
 
     _scale: Tensor
@@ -47,78 +41,36 @@ class ToFloat(nn.Module):
         std: Sequence[float] | None = None,
         *,
         dtype: torch.dtype | None = None,
-        layout: Layout = "NCHW",
-        memory_format: torch.memory_format = torch.channels_last,
     ) -> None:
         super().__init__()
-        if (mean is None) != (std is None):
-            raise ValueError(f"ToFloat: mean and std go together, got {mean=} and {std=}.")
-        if mean is not None and std is not None and (len(mean) != len(std) or not len(mean)):
-            raise ValueError(f"ToFloat: mean and std must be equally long, got {mean=} and {std=}.")
-        if std is not None and not all(std):
-            raise ValueError(f"ToFloat: no std may be 0, got {std}.")
-        if dtype is not None and not dtype.is_floating_point:
-            raise ValueError(f"ToFloat: dtype must be a floating-point type or None, got {dtype}.")
-        if layout not in ("NCHW", "NHWC"):
-            raise ValueError(f"ToFloat: layout must be 'NCHW' or 'NHWC', got {layout!r}.")
-        if memory_format not in (torch.channels_last, torch.contiguous_format):
-            raise ValueError(
-                "ToFloat: memory_format must be torch.channels_last or torch.contiguous_format, "
-                f"got {memory_format}."
-            )
         self.mean = None if mean is None else tuple(map(float, mean))
         self.std = None if std is None else tuple(map(float, std))
         self.dtype = dtype
-        self.layout: Layout = layout
-        self.memory_format = memory_format
         self._set_constants(None)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the images as floats.
 
         Args:
-            images: uint8, shape (N, C, H, W), or (N, H, W, C) with ``layout="NHWC"``, on any
-                device; a single image without N, too.
-        Returns: shape (N, C, H, W), in ``dtype`` and ``memory_format``, on the same device; a
-            single image is contiguous.
-        Raises: TypeError: the images are not uint8; ValueError: another shape, or number of
-            channels.
+            images: uint8, shape (N, C, H, W), on any device.
+        Returns: the same shape, in ``dtype`` and channels_last memory, on the same device.
+        Raises: TypeError: the images are not uint8.
         """
         if images.dtype is not torch.uint8:
             raise TypeError(
                 f"ToFloat takes images of bytes, torch.uint8, got {images.dtype}. Leave ToTensor, "
                 "ToDtype and Normalize out of the transform, or ToFloat out of the model."
             )
-        num_channels = 1 if self.mean is None else len(self.mean)
-        place = -1 if self.layout == "NHWC" else -3
-        if images.dim() not in (3, 4) or num_channels not in (1, images.shape[place]):
-            channels = "C" if self.mean is None else str(num_channels)
-            wanted = self.layout.replace("C", channels)
-            raise ValueError(
-                f"ToFloat: images must have the shape {', '.join(wanted)} or the same without N, "
-                f"got {tuple(images.shape)}."
-            )
-        if self.layout == "NHWC":
-            images = images.movedim(-1, -3)
-        is_single = images.dim() == 3
-        memory_format = torch.contiguous_format if is_single else self.memory_format
         dtype = self.dtype or _autocast_dtype(images.device.type)
         if torch.compiler.is_compiling():
             # The compiler fuses this; it would not keep the layout of an `out`.
             result = torch.addcmul(self._shift, images, self._scale)
-            return result.to(dtype, memory_format=memory_format)
+            return result.to(dtype, memory_format=torch.channels_last)
         result = torch.empty(
-            images.shape, dtype=dtype, device=images.device, memory_format=memory_format
+            images.shape, dtype=dtype, device=images.device, memory_format=torch.channels_last
         )
         # One kernel: it reads bytes, computes in float32 and writes the result's type.
         return torch.addcmul(self._shift, images, self._scale, out=result)
-
-    def extra_repr(self) -> str:
-        """Return the arguments, for ``print(model)``."""
-        return (
-            f"mean={self.mean}, std={self.std}, dtype={self.dtype}, layout={self.layout!r}, "
-            f"memory_format={self.memory_format}"
-        )
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         # Casts are meant for weights: the constants only follow them to another device.
