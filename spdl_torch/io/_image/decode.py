@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -44,10 +44,6 @@ if TYPE_CHECKING:
 # Looking at the bytes first and reacquiring the GIL once more eat up smaller savings.
 _LEAST_SHARE_SAVED = 1 / 8
 _LEAST_PIXELS = 96 * 96
-
-# Parts that are decoded before the kernel resizes them: 10 MB of photographs, however large the
-# batch is.
-_PARTS_AT_ONCE = 32
 
 
 def decode_image(src: Source, *, apply_exif_orientation: bool = False) -> Tensor:
@@ -119,47 +115,32 @@ def header_size(data: Tensor, name: str) -> tuple[int, int] | None:
     return size
 
 
-def num_ahead(num_pictures: int, *, scaled: bool) -> int:
-    """Return how many of a batch's pictures go through :func:`decode_ahead` at once."""
-    if not kernel.has_codec():  # whole pictures of a batch may be more than there is memory
-        return 1
-    return num_pictures if libjpeg_turbo.find_library() is None and not scaled else _PARTS_AT_ONCE
-
-
-def decode_ahead(
-    data: Sequence[Tensor],
-    plans: Sequence[PicturePlan],
-    names: Sequence[str],
-    *,
-    scaled: bool,
-    whole: bool,
-) -> tuple[list[Tensor], list[PicturePlan]]:
+def prepared(
+    content: Tensor, plan: PicturePlan, name: str, *, scaled: bool, whole: bool
+) -> tuple[Tensor, PicturePlan]:
     """Decode what the batch kernel does not, and plan for what that gives: the part in the plan's
     box of common JPEGs and, if ``scaled``, reduced sizes; if ``whole``, all the rest as well.
 
     What is not worth it, or is in any way unusual, stays as it is for the batch kernel.
 
-    data: encoded bytes (uint8, one dimension) or decoded pictures (uint8, (3, H, W)).
-    Raises: DecodeError: if ``whole``: a picture cannot be, or has another size than its plan.
+    content: encoded bytes (uint8, one dimension) or a decoded picture (uint8, (3, H, W)).
+    Raises: DecodeError: if ``whole``: it cannot be decoded, or has another size than its plan.
     """
-    contents, fitted, library = [*data], [*plans], libjpeg_turbo.find_library()
-    for k, (content, plan) in enumerate(zip(data, plans, strict=True)):
-        if content.dim() != 1 or not _is_jpeg(content):
-            continue
+    if content.dim() == 1 and _is_jpeg(content):
         found, size = _reduced(content, plan) if scaled else None, plan.resized
+        library = libjpeg_turbo.find_library()
         if found is None and library is not None and _is_worth_it(plan):
             found, size = library.decode_region(content, plan.size, plan.box), plan.box[2:]
         if found is not None:
-            contents[k], fitted[k] = found, plan._replace(size=size, box=(0, 0, *size))
-    for k, content in enumerate(contents if whole else ()):
-        if content.dim() == 1:
-            contents[k] = decode_tensor(content, names[k])
-        if contents[k].shape[1:] != fitted[k].size:
-            raise DecodeError(
-                f"{names[k]}: the header says height and width {fitted[k].size}, "
-                f"the codec gave {tuple(contents[k].shape[1:])}."
-            )
-    return contents, fitted
+            return found, plan._replace(size=size, box=(0, 0, *size))
+    if whole and content.dim() == 1:
+        content = decode_tensor(content, name)
+    if whole and content.shape[1:] != plan.size:
+        raise DecodeError(
+            f"{name}: the header says height and width {plan.size}, the codec gave "
+            f"{tuple(content.shape[1:])}."
+        )
+    return content, plan
 
 
 def _reduced(data: Tensor, plan: PicturePlan) -> Tensor | None:

@@ -16,7 +16,7 @@ from .._remote import is_url
 from .._source import Source, read_source, source_name
 from .._storage import Storage, room_for
 from .._transfer.transfer import CUDAConfig, check_device_config, to_device
-from . import decode, kernel
+from . import decode, kernel, libjpeg_turbo
 from .geometry import Crop, CropFunction, checked_crop
 
 if TYPE_CHECKING:
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     """The height and width of pictures by their places in the batch."""
 
 T = TypeVar("T")
+
+# Parts that are decoded before the kernel resizes them: 10 MB of photographs, however large the
+# batch is.
+_PARTS_AT_ONCE = 32
 
 
 def image_loader(path: str | os.PathLike[str]) -> Tensor:
@@ -156,11 +160,8 @@ def load_planned(
     pictures = {k: (data[k], plans[k], names[k]) for k in plans}
 
     def decoded(k: int) -> tuple[Tensor, PicturePlan, str]:
-        content, plan, name = pictures[k]
-        (image,), (fitted,) = decode.decode_ahead(
-            [content], [plan], [name], scaled=scaled, whole=True
-        )
-        return image, fitted, name
+        image, fitted = decode.prepared(*pictures[k], scaled=scaled, whole=True)
+        return image, fitted, names[k]
 
     with torch._C.DisableTorchFunction():
         try:
@@ -283,9 +284,14 @@ def _fill(
     """Return a batch of pictures, each given by bytes or pixels, plan and name."""
     # Rows of RGB pixels, seen as planes: channels_last.
     batch = room_for((len(pictures), *size, 3), storage).permute(0, 3, 1, 2)
-    num_at_once, whole = decode.num_ahead(len(pictures), scaled=scaled), not kernel.has_codec()
+    whole, num_at_once = not kernel.has_codec(), len(pictures)
+    if whole:  # of a batch they may be more than there is memory
+        num_at_once = 1
+    elif scaled or libjpeg_turbo.find_library() is not None:
+        num_at_once = _PARTS_AT_ONCE
     for start in range(0, len(pictures), num_at_once):
-        data, plans, names = zip(*pictures[start : start + num_at_once], strict=True)
-        images, fitted = decode.decode_ahead(data, plans, names, scaled=scaled, whole=whole)
-        kernel.fill_batch(images, fitted, batch[start : start + num_at_once])
+        some = pictures[start : start + num_at_once]
+        found = [decode.prepared(*each, scaled=scaled, whole=whole) for each in some]
+        images, plans = map(list, zip(*found, strict=True))
+        kernel.fill_batch(images, plans, batch[start : start + num_at_once])
     return batch
