@@ -18,8 +18,6 @@ except ModuleNotFoundError as error:
         "spdl_torch.lightning needs Lightning: pip install lightning (the extra lightning)."
     ) from error
 
-from .loader.dataloader import DataLoader
-from .loader.loader_state import go_back_to, pass_of
 from .observe.store.epoch_watchers import watched
 from .observe.store.following import Follower, report_of
 from .observe.store.recording import path_of_rank
@@ -64,7 +62,8 @@ class PipelineStatsMonitor(Callback):
 
     and at the end of a validation, test or predict epoch, over all of it, the same with
     ``data/val/``, ``data/test/`` and ``data/predict/`` in front. With several loaders the name or
-    number of each follows. The sanity check is left out.
+    number of each follows. The sanity check is left out. Give validation a loader of its own: if
+    it runs a pass of training's, the rest of that epoch of training is not measured.
 
     At the end of a training epoch rank 0 logs in one line what holds training back and, when that
     is another cause or stage than before, what to do; and where the workers live and why, if that
@@ -107,9 +106,6 @@ class PipelineStatsMonitor(Callback):
         self._unlogged: dict[str, Interval] = {}
         self._watching: ExitStack | None = None
         """From the first batch of a training epoch to its end: what is told of new passes."""
-        self._lent: dict[str, tuple[Any, Any]] = {}
-        """The loaders of training in which validation runs a pass, by their names, each with what
-        measures its pass of training."""
         self._logged: dict[str, tuple[Cause, str | None]] = {}
         self._placements: dict[str, Placement] = {}
         """Where the workers of each loader live, as the log was told."""
@@ -118,7 +114,7 @@ class PipelineStatsMonitor(Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Open the file; refuse a trainer that has nowhere to log to."""
         self._close()
-        self._followers, self._epoch, self._unlogged, self._lent = {}, {}, {}, {}
+        self._followers, self._epoch, self._unlogged = {}, {}, {}
         if self._db_path is not None:
             path = path_of_rank(self._db_path, trainer.global_rank, trainer.world_size)
             ranks: Any = {"rank": trainer.global_rank, "world_size": trainer.world_size}
@@ -171,7 +167,7 @@ class PipelineStatsMonitor(Callback):
             return
         self._watching = ExitStack()
         for name, source in self._reporting(trainer.train_dataloader):
-            watcher = partial(self._between_passes, trainer, name, source)
+            watcher = partial(self._between_passes, name, source)
             self._watching.enter_context(watched(source, watcher))
 
     def on_train_batch_end(
@@ -198,14 +194,10 @@ class PipelineStatsMonitor(Callback):
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """End the interval of training, which pauses."""
         if not trainer.sanity_checking:
-            self._end_intervals(trainer)  # those of lent loaders have ended
+            self._end_intervals(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Resume training's statistics, without the pause."""
-        for name, (source, of_training) in self._lent.items():
-            if not go_back_to(source, of_training):
-                self._follower_of("train", name, source).begin_pass()  # that of training is over
-        self._lent.clear()
         for name, source in self._reporting(trainer.train_dataloader):
             self._follower_of("train", name, source).end_pause()
 
@@ -277,26 +269,17 @@ class PipelineStatsMonitor(Callback):
     def _end_intervals(self, trainer: pl.Trainer) -> None:
         """End the interval of every training loader, and begin the next one."""
         for name, source in self._reporting(trainer.train_dataloader):
-            if name not in self._lent:
-                self._follower_of("train", name, source).write()
+            self._follower_of("train", name, source).write()
 
     @scope
-    def _between_passes(self, trainer: pl.Trainer, name: str, source: Any) -> Iterator[None]:
+    def _between_passes(self, name: str, source: Any) -> Iterator[None]:
         """Run while a loader that ``"max_size_cycle"`` starts again ends one pass and begins the
-        next, whose statistics begin at zero; or while one begins a pass for validation, which is
-        before ``on_validation_start``.
+        next, whose statistics begin at zero.
         """
-        if name in self._lent:
-            yield
-            return
         follower = self._follower_of("train", name, source)
         follower.write()
-        if trainer.validating:
-            # A pass of one of these alone may go on after another one has begun.
-            self._lent[name] = source, pass_of(source) if isinstance(source, DataLoader) else None
         yield
-        if name not in self._lent:
-            follower.begin_pass()
+        follower.begin_pass()
 
     def _stop_watching(self) -> None:
         watching, self._watching = self._watching, None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from torch.utils.data import IterableDataset
@@ -273,29 +273,6 @@ class LoaderState:
         self._num_processes = placement.num_processes
         if is_new:
             _logger.info("DataLoader: the workers live %s", placement)
-
-
-class Pass(NamedTuple):
-    """What a loader reports and saves of one pass over it."""
-
-    stats: EpochStats | None
-    order: Order | None
-
-
-def pass_of(loader: DataLoader[Any]) -> Pass:
-    """Return the running pass, or the last one: of all iterators, that of the last one made."""
-    known = loader._state
-    return Pass(known.figures.stats, known.position.order)
-
-
-def go_back_to(loader: DataLoader[Any], earlier: Pass | None) -> bool:
-    """Have the loader report and save an earlier pass again, which goes on; return False if it does
-    already, or if there is none."""
-    known = loader._state
-    if earlier is None or earlier.stats is None or known.figures.stats is earlier.stats:
-        return False
-    known.figures.stats, known.position.order = earlier
-    return True
 
 
 _CHOOSING = (
