@@ -163,21 +163,14 @@ def labels_of(trainer, call):
     return {label for batch in trainer.model.seen for label in batch}
 
 
-@pytest.mark.parametrize(
-    ("given", "of_ours"), [({}, {"persistent_workers": True}), (PERSISTENT, {}), ({}, {})]
-)
-def test_trainer_evaluates_with_the_same_workers(tmp_path, hugging_face, given, of_ours):
-    """From one evaluation to the next, and from one prediction to the next."""
-
-    class Ours(hugging_face.Trainer):
-        loader_options: ClassVar = of_ours
-
-    trainer = trainer_of(Ours, tmp_path, **given)
-    for call in (trainer.evaluate, lambda: trainer.predict(trainer.eval_dataset)):
-        first, second = (labels_of(trainer, call) for _ in range(2))
-        assert len(first) == len(second) == 1
-        assert os.getpid() not in first
-        assert (first == second) is bool(given or of_ours)
+@pytest.mark.parametrize("given", [PERSISTENT, {}], ids=["persistent", "new"])
+def test_trainer_evaluates_with_the_same_workers(tmp_path, hugging_face, given):
+    """From one evaluation to the next."""
+    trainer = trainer_of(hugging_face.Trainer, tmp_path, **given)
+    first, second = (labels_of(trainer, trainer.evaluate) for _ in range(2))
+    assert len(first) == len(second) == 1
+    assert os.getpid() not in first
+    assert (first == second) is bool(given)
 
 
 def test_trainer_evaluates_with_the_same_workers_while_it_trains(tmp_path, hugging_face):
@@ -201,16 +194,3 @@ def test_trainer_evaluates_the_dataset_that_it_is_given(tmp_path, hugging_face):
     assert len(both - numbers) == 1
     assert both.isdisjoint(first)
     assert labels_of(trainer, trainer.evaluate) == both
-    trainer.predict(DRAWN)
-    assert labels_of(trainer, lambda: trainer.predict(PLACES)).isdisjoint(numbers)
-
-
-def test_trainer_makes_another_loader_where_its_batch_is_another(tmp_path, hugging_face):
-    """And where its ``data_collator`` is."""
-    trainer = trainer_of(hugging_face.Trainer, tmp_path, **PERSISTENT)
-    first = trainer.get_eval_dataloader()
-    assert trainer.get_eval_dataloader() is first
-    trainer.args.per_device_eval_batch_size = 3
-    assert [len(batch["labels"]) for batch in trainer.get_eval_dataloader()] == [3] * 8
-    trainer.data_collator = lambda samples: len(samples)
-    assert list(trainer.get_eval_dataloader()) == [3] * 8
