@@ -21,34 +21,16 @@ from ..scopes import scope
 
 
 def start(*threads: threading.Thread) -> None:
-    """Start the threads, as ``thread.start()`` does; wait for all of them together, as for each one
-    the system would have to switch threads twice."""
+    """Start the threads, as ``thread.start()`` does."""
     with handlers_deferred():
         # Out of Python's set of all threads, where a forked process looks for those that have not
         # begun, or have ended: what a handler raises in its callbacks, which are written in Python,
         # as the last reference to a thread goes, would be lost.
         getattr(threading, "_dangling", set()).difference_update(threads)
-        begun: list[threading.Thread] = []
-        try:
-            for thread in threads:
-                mine: Any = thread
-                # A private name of Python: where it is not an Event, the thread starts as always.
-                if isinstance(getattr(mine, "_started", None), threading.Event):
-                    mine._started = _Started()
-                mine.spdl_started_ns = perf_counter_ns()
-                thread.start()
-                begun.append(thread)
-        finally:  # the system may have no thread for one, and those before it are joined then
-            for thread in begun:
-                if isinstance(started := getattr(thread, "_started", None), _Started):
-                    threading.Event.wait(started)
-
-
-class _Started(threading.Event):
-    """What a new thread sets first of all. ``Thread.start`` would wait for it."""
-
-    def wait(self, timeout: float | None = None) -> bool:
-        return True
+        for thread in threads:
+            mine: Any = thread
+            mine.spdl_started_ns = perf_counter_ns()
+            thread.start()
 
 
 def started_ns(thread: threading.Thread) -> int:
