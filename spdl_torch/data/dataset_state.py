@@ -34,8 +34,6 @@ class DatasetState:
         self._progress: PassProgress | None = None
         self._to_resume: PassState | None = None
         self._is_wanted = False
-        self._num_begun = 0
-        """The number of passes that the source has had."""
         self._has_warned = self._has_warned_counted = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -97,7 +95,6 @@ class DatasetState:
         self._source_is_spent = _runs_once(source)
         self._progress, self._to_resume, self.named_epoch = progress, None, None
         self._next_epoch = epoch + 1
-        self._num_begun += 1
         return replace(self._spec.src, source=part), progress
 
     def put_back(self, progress: PassProgress) -> None:
@@ -136,15 +133,11 @@ class DatasetState:
             return
         self._has_warned_counted = True
         _logger.warning(
-            "PipelineDataset.state_dict: %s, so this one counts the items of %s instead of holding "
-            "its state: resuming makes %d items again%s.%s",
-            "the source was not asked for its state as the pass began"
-            if progress.began_wanted
-            else "nobody had asked for a state before the pass began",
+            "PipelineDataset.state_dict: nobody had asked %s for its state as the pass began, so "
+            "this one counts its items instead of holding it: resuming makes %d items again, and "
+            "is exact only if all its passes are alike. Call state_dict() once before training.",
             type(source).__name__,
             progress.num_items,
-            ", and is exact only if all its passes are alike" if self._num_begun > 1 else "",
-            "" if progress.began_wanted else " Call state_dict() once before training.",
         )
 
     def state(self, *, num_back: int = 0) -> dict[str, Any]:

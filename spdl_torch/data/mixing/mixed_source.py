@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, TypeGuard, TypeVar
 
 from torch.utils.data import IterableDataset
@@ -258,8 +258,8 @@ class _Reader:
         self._begin()
 
     def skip(self, num_items: int) -> None:
-        """Skip items from the beginning of the first pass, through as many passes as that takes.
-        Only ``next`` notices the end of a pass.
+        """Skip items from the beginning of the first pass, through as many passes as that takes: at
+        once if their length is known. Only ``next`` notices the end of a pass.
         """
         length = _known_length(self._source)
         if length:
@@ -267,24 +267,11 @@ class _Reader:
             self.num_passes = (num_items - 1) // length
             self._begin(num_items - self.num_passes * length)
             return
-        # An empty pass is not followed by another: iteration reports it.
-        while 0 < self._begin_or_count(num_items) < num_items:
-            num_items -= self.num_items
-            self.num_passes += 1
-
-    def _begin_or_count(self, num_items: int) -> int:
-        """Begin the pass after so many items, or at its end, if it has fewer. Return how many of
-        its items are before.
-        """
-        items = self._begin(num_items)
-        if _is_foreign(self._source):  # it has been read up to there
-            return self.num_items
-        first = next(items, _END)
-        if first is _END:
-            self.num_items = sum(1 for _ in islice(self._begin(), num_items))
-        else:
-            self._items = chain((first,), items)
-        return self.num_items
+        for _ in range(num_items):
+            if self.next() is _END:
+                self.again()
+                if self.next() is _END:
+                    return  # it is empty: iteration reports it
 
     def state(self) -> dict[str, Any]:
         """Return the position. ``num_left``: how many items of the last round are other parts'."""
