@@ -15,8 +15,6 @@ from functools import partial
 from time import perf_counter_ns
 from typing import Any, NamedTuple, cast
 
-from ..locks import RLock
-
 
 class Collection(NamedTuple):
     """One run of the collector."""
@@ -29,17 +27,13 @@ class Collection(NamedTuple):
 
 
 class Collections:
-    """The runs of the collector from ``begin`` to ``end``. Any thread may take them."""
+    """The runs of the collector from ``begin`` to ``end``."""
 
     def __init__(self) -> None:
-        # Re-entrant: a collection on a thread that holds it may run a finalizer that takes it too.
-        self._lock = RLock()
         self._is_taking = False
-        self._began: deque[int] = deque()
-        self._ended: deque[int] = deque()
-        self._infos = _Infos()
+        self._noted = _Noted()
         # In this order: where an end is found, its info is there.
-        self._callbacks = partial(setattr, self._infos), _noting_times(self._began, self._ended)
+        self._callbacks = partial(setattr, self._noted), _noting_times(self._noted)
 
     def begin(self) -> None:
         """Note the runs of the collector from now on."""
@@ -53,59 +47,47 @@ class Collections:
                 gc.callbacks.remove(callback)
 
     def taken(self) -> list[Collection]:
-        """Return the runs that have ended since the last call."""
+        """Return the runs that have ended since the last call, for one thread at a time; none where
+        a collection in the middle of it runs a finalizer that asks, too.
+        """
         found: list[Collection] = []
-        with self._lock:
-            if self._is_taking:
-                return found
-            self._is_taking = True
-            try:
-                for _ in range(len(self._ended)):  # taking them may set the collector off
-                    if self._is_whole():
-                        times = self._began.popleft(), self._ended.popleft()
-                        found.append(Collection(*times, self._infos.popleft()))
-            finally:
-                self._is_taking = False
+        if self._is_taking:
+            return found
+        self._is_taking, noted = True, self._noted
+        try:
+            for _ in range(len(noted)):  # taking them may set the collector off
+                if len(noted) < 3:
+                    break
+                began, info, ended = noted[0], noted[1], noted[2]
+                if not isinstance(began, dict) and isinstance(info, dict):
+                    found.append(Collection(began, ended, info))
+                    noted.popleft(), noted.popleft()
+                # Else the noting began or ended within a run, or Ctrl-C cut off the taking of one.
+                noted.popleft()
+        finally:
+            self._is_taking = False
         return found
 
-    def _is_whole(self) -> bool:
-        """Return whether the first of each belong together. If not, one of them is dropped: Ctrl-C
-        cut off the taking of the others, or the noting began or ended within a run.
-        """
-        began, ended, infos = self._began, self._ended, self._infos
-        if len(infos) > len(ended):
-            infos.popleft()
-        elif len(infos) < len(ended) or not began or began[0] > ended[0]:
-            ended.popleft()
-        elif len(began) > 1 and began[1] < ended[0]:
-            began.popleft()
-        else:
-            return True
-        return False
 
-
-def _noting_times(began: deque[int], ended: deque[int]) -> Any:
+def _noting_times(noted: deque[Any]) -> Any:
     """Return a callback that appends the time of each begin and each end.
 
     The collector calls it with ``start`` or ``stop``, and more; ``getattr`` gets the property of
     that name, which has an iterator make one step: it appends the present time.
     """
-
-    def noting(times: deque[int]) -> property:
-        now = iter(perf_counter_ns, -1)
-        return property(partial(next, map(times.append, now)))
+    now = iter(perf_counter_ns, -1)
 
     class Marks:
-        start, stop = noting(began), noting(ended)
+        start = stop = property(partial(next, map(noted.append, now)))
 
     return partial(getattr, Marks())
 
 
-class _Infos(deque[dict[str, int]]):
-    """What the collector has said at each end, where ``setattr`` is called with what it says.
+class _Noted(deque[Any]):
+    """When the collector began, what it has said at its end, and when it ended; and so on.
 
-    Likewise: to set the property ``stop`` is to append the value; to set ``start`` compares the
-    two, for nothing.
+    ``setattr`` is called with what it says, likewise: to set the property ``stop`` is to append the
+    value; to set ``start`` compares the two, for nothing.
     """
 
     start = property(None, cast("Any", operator.is_))
