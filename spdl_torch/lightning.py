@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from .observe.store.following import Interval
     from .observe.verdict.causes import Cause
-    from .observe.verdict.placement import Placement
     from .observe.verdict.report import Report
 
 __all__ = ["PipelineStatsMonitor"]
@@ -66,8 +65,7 @@ class PipelineStatsMonitor(Callback):
     it runs a pass of training's, the rest of that epoch of training is not measured.
 
     At the end of a training epoch rank 0 logs in one line what holds training back and, when that
-    is another cause or stage than before, what to do; and where the workers live and why, if that
-    has changed.
+    is another cause or stage than before, what to do.
 
     Args:
         prefix: in place of ``data``.
@@ -107,8 +105,6 @@ class PipelineStatsMonitor(Callback):
         self._watching: ExitStack | None = None
         """From the first batch of a training epoch to its end: what is told of new passes."""
         self._logged: dict[str, tuple[Cause, str | None]] = {}
-        self._placements: dict[str, Placement] = {}
-        """Where the workers of each loader live, as the log was told."""
         self._has_warned = False
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -147,7 +143,9 @@ class PipelineStatsMonitor(Callback):
         self._close()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Let training loaders come first in the file, whatever is logged first."""
+        """Let training loaders come first in the file, whatever is logged first, and measure from
+        here where training goes on in the middle of an epoch, whose start is not told.
+        """
         for name, source in self._reporting(trainer.train_dataloader):
             self._follower_of("train", name, source)
 
@@ -322,10 +320,6 @@ class PipelineStatsMonitor(Callback):
             self._logged[name] = found
             lines[0] += f" {verdict.action}"
             lines += verdict.remarks
-        placement = report.placement
-        if placement is not None and placement != self._placements.get(name):
-            self._placements[name] = placement
-            lines.append(f"The workers live {placement}")
         rank_zero_info("\n".join(lines))
 
 

@@ -206,8 +206,8 @@ class _Session:
         self._run = run
         names = Counter(stage.name for stage in run.spec.pipes)  # settings go by name
         keep = state.tuning.keep
-        self._free = {
-            stage.name: stage.concurrency
+        self.tunable = {
+            stage.name
             for stage in run.spec.pipes
             if names[stage.name] == 1 and stage.is_adjustable and stage.name not in keep
         }
@@ -232,10 +232,6 @@ class _Session:
     @property
     def recorder(self) -> FlightRecorder:
         return self._run.recorder
-
-    @property
-    def tunable(self) -> Set[str]:
-        return self._free.keys()
 
     def read(self) -> tuple[PipelineStats, int]:
         return self._run.snapshot(), self._run.outlet.counters().num_got
