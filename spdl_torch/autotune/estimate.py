@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -40,14 +40,15 @@ def plan_of_pipeline(spec: PipelineSpec[Any]) -> _Plan:
     # Stages that were given their threads keep them; the others share the cores.
     others = [s for s in stages if s.name not in free and s.executor is None and not s.is_async]
     given = sum(stage.concurrency for stage in others)
-    lengths = _lengths(stages)
 
     def plan(threads: int, room: int) -> tuple[int, dict[str, Any]]:
-        num_elements = (lengths[-1] if lengths else 1) * (spec.sink.buffer_size + 1)
-        for stage, length in zip(stages, lengths, strict=True):
+        num_elements, length = 0, 1
+        for stage in stages:
+            length *= max(1, stage.batch_size)  # the elements in an item from here on, at most
             width = threads if stage.name in free else stage.concurrency
             # Each thread has an item and its result.
             num_elements += length * (2 * width + (stage.buffer_size or room))
+        num_elements += length * (spec.sink.buffer_size + 1)
         settings: dict[str, Any] = {
             "concurrency": {s.name: threads for s in stages if s.name in free},
             "buffer_size": {s.name: room for s in stages if s.buffer_size is None},
@@ -57,18 +58,6 @@ def plan_of_pipeline(spec: PipelineSpec[Any]) -> _Plan:
         return num_elements, settings
 
     return plan
-
-
-def _lengths(stages: Collection[StageSpec]) -> list[int]:
-    """Return how many elements are in an item of each stage: 32 after ``aggregate(32)``."""
-    lengths, lists = [], [1]
-    for stage in stages:
-        if stage.kind is OpKind.AGGREGATE:
-            lists.append(lists[-1] * stage.batch_size)
-        elif stage.kind is OpKind.GENERATOR and stage.name == "disaggregate" and len(lists) > 1:
-            lists.pop()
-        lengths.append(lists[-1])
-    return lengths
 
 
 def may_run_at_once(stage: StageSpec) -> bool:

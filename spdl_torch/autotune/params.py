@@ -81,7 +81,8 @@ class PerfParams:
         - bytes in flight, at most = ``memory_util`` * available memory / ranks. A loader has in
           flight ``num_workers * prefetch_factor`` batches, the samples of those being collated and
           the trainer's. A pipeline has two items for each thread of a stage and the stage's buffer;
-          the sink's buffer and the consumer's. Each element of an aggregated list counts;
+          the sink's buffer and the consumer's. Each element of an aggregated list counts from there
+          on;
         - where that is too much, buffers shrink first, to 1, then threads, to 1 at least. Where the
           size of an element is not known, memory sets no bound.
 

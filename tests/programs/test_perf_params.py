@@ -295,13 +295,13 @@ def test_stages_are_left_as_they_are_when_they_must_be(estimate):
             assert sorted(pipeline) == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
-def test_aggregates_count_by_their_elements_until_they_are_taken_apart(estimate):
+def test_aggregates_count_by_their_elements_from_there_on(estimate):
     """Less memory has smaller buffers first."""
     plain = PipelineBuilder().add_source([bytes(MIB)] * 2).pipe(bytes, name="a").aggregate(8)
     plain.disaggregate().pipe(bytes, name="b").add_sink(1)
-    # Items and results of threads: 4 + 16 + 2 + 4; room of r after each: 11 r; sink and consumer 2.
+    # Items and results of threads: 4 + 8 * 8; room of r after each: 25 r; sink and consumer 16.
     for room in (1, 3):
-        memory_bytes = (28 + 11 * room) * MIB
+        memory_bytes = (84 + 25 * room) * MIB
         params, text = estimate(plain, num_cores=2, memory_bytes=memory_bytes)
         assert params.buffer_size == dict.fromkeys(["a", "aggregate(8)", "disaggregate", "b"], room)
         assert f"{memory_bytes:,} of {memory_bytes:,} bytes in flight" in text
