@@ -9,11 +9,10 @@ reason that is logged.
 from __future__ import annotations
 
 import math
-import operator
 import statistics
 import time
 from collections.abc import Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +37,8 @@ _STEP = 1.5
 """The factor of a stage's threads in a step."""
 
 _LEAST_GAIN = 0.02
+_EXTRA_WINDOWS = 2
+"""The extra windows for a step that may have gained, but within the noise."""
 
 _DRIFT = 0.20
 
@@ -93,18 +94,26 @@ class Window:
         """The stage whose threads wait the least; None = there is no stage."""
         return max(self.stats.stages, key=_busy_ratio, default=None)
 
+    def and_then(self, later: Window) -> Window:
+        """Merge two windows with equal settings."""
+        return replace(
+            later,
+            stats=self.stats + later.stats,
+            num_items=self.num_items + later.num_items,
+            noise=math.hypot(self.noise, later.noise) / 2,
+        )
+
 
 def window_of(parts: Sequence[Window], **others: Any) -> Window:
     """Merge parts into a window, without those in which the consumer paused. ``others``: fields of
     the window that are of no part."""
     kept = _without_pauses(parts)
-    num_items, rates = sum(part.num_items for part in kept), [part.rate for part in kept]
-    noise = 0.5 / max(1, num_items)  # one item more or less
-    if len(rates) > 1 and num_items:
+    whole, rates = reduce(Window.and_then, kept), [part.rate for part in kept]
+    noise = 0.5 / max(1, whole.num_items)  # one item more or less
+    if len(rates) > 1 and whole.num_items:
         error = statistics.stdev(rates) / math.sqrt(len(rates))
         noise = math.hypot(noise, error / statistics.fmean(rates))
-    stats = reduce(operator.add, (part.stats for part in kept))
-    return Window(stats=stats, num_items=num_items, noise=noise, **others)
+    return replace(whole, noise=noise, **others)
 
 
 def _without_pauses(parts: Sequence[Window]) -> Sequence[Window]:
@@ -154,8 +163,8 @@ class Tuner:
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
-        # The stage that has got more threads, and the window before.
-        self._trial: tuple[str, Window] | None = None
+        # The stage that has got more threads, the window before, and those since.
+        self._trial: tuple[str, Window, list[Window]] | None = None
         self._decisions: list[Decision] = []  # of the present step
         self._begin()
 
@@ -190,7 +199,7 @@ class Tuner:
             count, why = self._more_threads(window, bottleneck)
             if not why:
                 self._num_alike = 0
-                self._trial = bottleneck, window
+                self._trial = bottleneck, window, []
                 return bottleneck, count
             self._frozen[bottleneck] = why
         self._num_alike += 1
@@ -228,18 +237,25 @@ class Tuner:
             return 0, "max" if most >= bounds.threads else "memory"
         return min(math.ceil(_STEP * count), count + room), ""
 
-    def _judge(self, name: str, before: Window, after: Window) -> _Change | None:
+    def _judge(
+        self, name: str, before: Window, windows: list[Window], window: Window
+    ) -> _Change | None:
         """Keep the threads that a stage has got, and look for the next step, or take them back."""
-        self._trial = None
+        windows.append(window)
+        after = reduce(Window.and_then, windows)
         gain, noise = after.rate / before.rate - 1, math.hypot(before.noise, after.noise)
+        need = max(_LEAST_GAIN, 2 * noise)
+        if _LEAST_GAIN <= gain < need and len(windows) <= _EXTRA_WINDOWS:
+            return None  # it may have gained: look longer
+        self._trial = None
         fewer, more = before.free[name].concurrency, after.free[name].concurrency
         used, limit = after.memory_bytes or 0, self.bounds.memory_bytes
         rates = before.rate, after.rate
         if limit is not None and used > limit:
             reason = "memory"
-        elif gain >= max(_LEAST_GAIN, 2 * noise):
+        elif gain >= need:
             self._decisions.append(Decision(name, fewer, more, *rates, "gained"))
-            return self._propose(after)
+            return self._propose(window)
         else:
             reason = "noise" if gain >= _LEAST_GAIN else _cause_of(after, name)
         self._frozen[name] = reason
