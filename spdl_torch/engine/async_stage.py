@@ -13,7 +13,7 @@ import functools
 import heapq
 import itertools
 from collections import deque
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
+from contextlib import AbstractContextManager, AsyncExitStack, aclosing
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,7 +21,6 @@ from .channel import Channel, ChannelClosed, EndOfChannel, Mark
 from .failures import as_exception
 from .ops import OpKind
 from .stage import Stage, Times, Worker
-from .stage_hooks import checked_context
 from .timeline import Outcome
 
 if TYPE_CHECKING:
@@ -168,11 +167,10 @@ class AsyncStage(Stage):
         async with AsyncExitStack() as stack:
             for hook in self.hooks.of_tasks:
                 context = hook.task_hook(item)
-                context = checked_context(hook, "task_hook", self.spec.name, context)
-                if isinstance(context, AbstractAsyncContextManager):
-                    await stack.enter_async_context(context)
-                else:
+                if isinstance(context, AbstractContextManager):
                     stack.enter_context(context)
+                else:
+                    await stack.enter_async_context(context)
             if self.spec.kind is OpKind.ASYNC_FUNCTION:
                 return await self.spec.op(item)
             async with aclosing(self.spec.op(item)) as outputs:

@@ -22,14 +22,13 @@ import math
 import threading
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from time import perf_counter, perf_counter_ns
 from typing import Any, Final, Generic, TypeVar
 
 from ..checks import whole
 from ..locks import RLock
 from ..machine.histogram import Histogram
-from ..scopes import scope
 from .counters import QueueCounters
 
 T = TypeVar("T")
@@ -161,10 +160,8 @@ class Channel(Generic[T]):
 
     The lock is re-entrant because ``close()`` may be called by a finalizer that the garbage
     collector runs on a thread which is inside one of these methods. Each method is therefore
-    written so that a ``close()`` between any two of its statements is harmless.
-
-    Ctrl-C may cut off a method between any two statements as well, and others may wait for what it
-    did not get to do. A method that is cut off therefore wakes everybody, still under the lock.
+    written so that a ``close()`` between any two of its statements is harmless. Ctrl-C between two
+    of them may leave others waiting for what it cut off, until ``close()`` ends their waits.
     """
 
     def __init__(self, capacity: int, *, marks: Collection[type] = _MARKS) -> None:
@@ -203,14 +200,10 @@ class Channel(Generic[T]):
         """
         with self._lock:  # the common case, without the generality of ordered puts
             if len(self._items) < self._room and not (self.closed or self._finished):
-                try:
-                    self._append(item)
-                    if self._puts.waiters and not self._puts.is_woken:
-                        self._wake(self._puts)
-                    return self._num_put - 1
-                except BaseException:
-                    self._wake_everyone()
-                    raise
+                self._append(item)
+                if self._puts.waiters and not self._puts.is_woken:
+                    self._wake(self._puts)
+                return self._num_put - 1
         return self._put_slowly(None, item, True)
 
     def put_at(self, seq: int, item: T, *, last: bool = True) -> int:
@@ -221,11 +214,7 @@ class Channel(Generic[T]):
         """
         with self._lock:  # the common case: it fits
             if self.has_room(seq, last) and not (self.closed or self._finished):
-                try:
-                    return self._place(seq, item, last)
-                except BaseException:
-                    self._wake_everyone()
-                    raise
+                return self._place(seq, item, last)
         return self._put_slowly(seq, item, last)
 
     def skip(self, seq: int) -> None:
@@ -234,7 +223,7 @@ class Channel(Generic[T]):
 
     def finish(self) -> None:
         """Accept no more items: getters drain the rest, further puts raise ChannelClosed."""
-        with self._lock, self._all_awake_if_cut_off():
+        with self._lock:
             self._finished = True
             if not self._items:
                 self._stop_clock()
@@ -252,28 +241,24 @@ class Channel(Generic[T]):
         with self._lock:
             items = self._items
             if items and not self.closed:
-                try:
-                    number = self.num_got
-                    self.num_got = number + 1
-                    item = items.popleft()
-                    if not items:
-                        self._empty_since_ns = perf_counter_ns()
-                        if self._finished:
-                            self._stop_clock()
-                            self._wake_everyone()
-                    elif self._gets.waiters and not self._gets.is_woken:
-                        self._wake(self._gets)
-                    # A producer that found the channel full is woken when it is half empty, and
-                    # then brings several items. Small channels, whose items are few and large, are
-                    # refilled at once.
-                    puts = self._puts
-                    is_wanted = puts.waiters and not puts.is_woken
-                    if is_wanted and (2 * len(items) <= self._room or self._room < 8):
-                        self._wake(puts)
-                    return number, item
-                except BaseException:
-                    self._wake_everyone()
-                    raise
+                number = self.num_got
+                self.num_got = number + 1
+                item = items.popleft()
+                if not items:
+                    self._empty_since_ns = perf_counter_ns()
+                    if self._finished:
+                        self._stop_clock()
+                        self._wake_everyone()
+                elif self._gets.waiters and not self._gets.is_woken:
+                    self._wake(self._gets)
+                # A producer that found the channel full is woken when it is half empty, and
+                # then brings several items. Small channels, whose items are few and large, are
+                # refilled at once.
+                puts = self._puts
+                is_wanted = puts.waiters and not puts.is_woken
+                if is_wanted and (2 * len(items) <= self._room or self._room < 8):
+                    self._wake(puts)
+                return number, item
         return self._get_slowly(timeout)
 
     def allow_bursts(self, capacity: int) -> None:
@@ -290,7 +275,7 @@ class Channel(Generic[T]):
 
         It never shrinks: an ordered channel may hold more items that came before their turn.
         """
-        with self._lock, self._all_awake_if_cut_off():
+        with self._lock:
             if capacity > self.capacity:
                 room = max(self._room, capacity)
                 most = max(self._most, capacity)
@@ -302,7 +287,7 @@ class Channel(Generic[T]):
 
     def close(self) -> None:
         """Stop: every waiting and every later call raises ChannelClosed. Never blocks."""
-        with self._lock, self._all_awake_if_cut_off():
+        with self._lock:
             self.closed = True
             self._stop_clock()
             self._wake_everyone()
@@ -395,27 +380,21 @@ class Channel(Generic[T]):
                 with self._lock:
                     if started_ns:
                         side.is_woken = False  # this one is awake, and wakes the next itself
-                    try:
-                        result = attempt()
-                        if result is not _NOTHING:
-                            if started_ns:
-                                side.waits.end(started_ns)
-                            return result
-                        # The race with a close() by a finalizer on this thread, which the lock does
-                        # not keep out: enlist first, look second. Then close() either finds the
-                        # waiter or is seen here.
-                        side.waiters.append(waiter)
-                        if self.closed:
-                            raise ChannelClosed
-                        # Woken for room that a smaller burst has taken back: another put may fit.
-                        if started_ns and side is self._puts:
-                            self._wake(side)
-                        started_ns = started_ns or side.waits.begin()
-                    except (ChannelClosed, EndOfChannel):
-                        raise
-                    except BaseException:
-                        self._wake_everyone()
-                        raise
+                    result = attempt()
+                    if result is not _NOTHING:
+                        if started_ns:
+                            side.waits.end(started_ns)
+                        return result
+                    # The race with a close() by a finalizer on this thread, which the lock does not
+                    # keep out: enlist first, look second. Then close() either finds the waiter or
+                    # is seen here.
+                    side.waiters.append(waiter)
+                    if self.closed:
+                        raise ChannelClosed
+                    # Woken for room that a smaller burst has taken back: another put may fit.
+                    if started_ns and side is self._puts:
+                        self._wake(side)
+                    started_ns = started_ns or side.waits.begin()
                 if deadline is None:
                     wait_for(waiter[2])
                 else:
@@ -521,14 +500,6 @@ class Channel(Generic[T]):
     def _wake_everyone(self) -> None:
         self._gets.wake_all()
         self._puts.wake_all()
-
-    @scope
-    def _all_awake_if_cut_off(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            self._wake_everyone()
-            raise
 
 
 STALL_SECONDS = 60.0

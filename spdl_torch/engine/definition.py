@@ -182,10 +182,6 @@ class PipelineSpec(Generic[T_co]):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "pipes", tuple(self.pipes))
-        _check_part("src", self.src, SourceSpec, "a SourceSpec")
-        for stage in self.pipes:
-            _check_part("pipes", stage, StageSpec, "what Pipe, Aggregate and their like return")
-        _check_part("sink", self.sink, SinkSpec, "a SinkSpec")
 
     def __str__(self) -> str:
         return "\n".join(["PipelineSpec:", *(f"  {part}" for part in self.parts())])
@@ -219,11 +215,6 @@ def check_max_failures(limit: MaxFailures | None, where: str) -> None:
             )
     elif not 0 <= float(limit) <= 1:
         raise ValueError(f"{where}: a share in max_failures must be between 0 and 1, got {limit}.")
-
-
-def _check_part(field: str, part: object, kind: type, expected: str) -> None:
-    if not isinstance(part, kind):
-        raise TypeError(f"PipelineSpec: {field} must be {expected}, got {type(part).__name__}.")
 
 
 def Pipe(

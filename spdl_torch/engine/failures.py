@@ -55,12 +55,8 @@ class FailureBudget:
     def overdrawn_at_end(self, num_tasks: int) -> bool:
         """Judge the stage after its last task, and log how many have failed."""
         self._log_total(num_tasks)
-        return self._exceeded(num_tasks) or self.nothing_succeeded(num_tasks, self.num_failures)
-
-    def nothing_succeeded(self, num_tasks: int, num_failures: int) -> bool:
-        """Return whether every task failed, and the limit is a share of fewer."""
         is_share = not isinstance(self._limit, int) and self._limit < 1
-        return is_share and 0 < num_tasks <= num_failures
+        return self._exceeded(num_tasks) or (is_share and 0 < num_tasks <= self.num_failures)
 
     def message(self, num_tasks: int) -> str:
         """Return the text of the :class:`PipelineFailure`."""

@@ -13,8 +13,6 @@ from pathlib import Path
 from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .counters import LONG_NS, CallClock
-
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
 
@@ -111,25 +109,6 @@ def measure(op: Callable[[Any], Any], item: Any) -> Measured:
     wall, cpu = perf_counter_ns(), thread_time_ns()
     result = op(item)
     return result, perf_counter_ns() - wall, thread_time_ns() - cpu
-
-
-def metered(op: Callable[[Any], Any]) -> Callable[[Any], Measured]:
-    """Return ``measure`` of one op, for one thread; cheaper where tasks are short."""
-    clock = CallClock()
-
-    def call(item: Any) -> Measured:
-        began = perf_counter_ns()
-        if clock.num_unclocked < 1 or began >= clock.due_ns:
-            began = clock.read()
-        result = op(item)
-        ended = perf_counter_ns()
-        took = ended - began
-        if took < LONG_NS and clock.num_unclocked:
-            clock.num_unclocked -= 1
-            return result, took, -1
-        return result, took, clock.cpu_of(began, ended)
-
-    return call
 
 
 def unmeasured(op: Callable[[Any], Any], item: Any) -> Measured:

@@ -123,7 +123,9 @@ class FlightRecorder:
         """Return everything recorded that did not end before ``since_ns``."""
         rows = [read_row(*row) for row in tuple(self._rows)]
         for stage_number, progress in list(self._ordered.items()):
-            rows = with_outputs(rows, stage_number, *progress())
+            num_in, num_out = progress()
+            if num_in == num_out:
+                rows = with_outputs(rows, stage_number)
         instants = (*self._instants.copy(), *_collections_since(self._clock.perf_ns))
         if since_ns:
             rows = [row_since(row, since_ns) for row in rows]

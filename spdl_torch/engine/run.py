@@ -84,7 +84,6 @@ class Run:
         self._started_ns = 0
         self._ended_ns: int | None = None
         self._probing = Probing()
-        self._epoch_began = 0  # the number, for the consumer, of the first item of this epoch
 
         interval = check_interval(options.report_stats_interval, "build: report_stats_interval")
         interval = None if interval == -1 else interval
@@ -213,21 +212,13 @@ class Run:
             raise PipelineStopped("get: the pipeline was stopped.") from None
         else:
             if item is EPOCH_END:
-                if self._ends_for_good(number) and (failure := self.failure) is not None:
-                    raise failure
+                self._consumer.end()
                 raise EOFError("get: the epoch has ended; the next item is of the next one.")
             self._consumer.got(number)
             return item
         if (failure := self.failure) is not None:
             raise failure
         raise EOFError("get: the pipeline has delivered every item.")
-
-    def _ends_for_good(self, number: int) -> bool:
-        """Begin the next epoch; ``number``: that of the mark. Return whether all later ones would
-        be empty, as this one is, because every task so far has failed."""
-        self._consumer.end()
-        began, self._epoch_began = self._epoch_began, number + 1
-        return began == number and True in [each.fails_for_good() for each in self.stages]
 
     def _report_stall(self, seconds: float) -> None:
         _logger.warning("pipeline: the loop has waited %g s for an item. %s", seconds, self._busy())
@@ -386,15 +377,10 @@ class Run:
         item that they work on, or wait for. Results and their order stay the same. Without effect
         when the run has ended.
 
-        Raises: ValueError: the stage cannot be changed; RuntimeError: the system has no more
-            threads, and the others go on.
+        stage: the name of one that is adjustable.
+        Raises: RuntimeError: the system has no more threads, and the others go on.
         """
-        live = next((each for each in self.stages if each.spec.name == stage), None)
-        if not self.is_adjustable or live is None or not live.spec.is_adjustable or count < 1:
-            raise ValueError(
-                f"set_concurrency: stage must be one with threads of its own, of a pipeline built "
-                f"with a tuner, and count >= 1, got {stage!r} and {count}."
-            )
+        live = next(each for each in self.stages if each.spec.name == stage)
         number = self.stages.index(live)
         for place in (number, number + 1):
             self._grow(place, default_buffer_size(count))

@@ -35,7 +35,7 @@ class Source:
         """Its one thread, set by the run, which does not wait for it when it stops."""
         self._run = run
         self._ring = run.recorder.new_ring(self.spec.name, 0, role="source")
-        self.hooks = StageHooks([], self.spec.name, run.loop)
+        self.hooks = StageHooks([], run.loop)
         self._cancel: Callable[[], object] | None = None  # of an asynchronous pass
 
     def enter(self, *queues: StatsQueue) -> None:

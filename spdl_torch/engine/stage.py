@@ -37,11 +37,10 @@ from .ops import (
     fork_processes,
     measure,
     measure_list,
-    metered,
     next_of,
     unmeasured,
 )
-from .stage_hooks import BadHookError, StageHooks
+from .stage_hooks import StageHooks
 from .statistics import StageStats
 from .timeline import Outcome
 
@@ -108,7 +107,7 @@ class Stage:
         self.spec = spec = run.spec.pipes[number - 1]
         self.info = info
         self.inlet, self.outlet = inlet, outlet = run.queues[number - 1 : number + 1]
-        self.hooks = StageHooks(hooks, spec.name, run.loop)
+        self.hooks = StageHooks(hooks, run.loop)
         limit = run.options.max_failures if spec.max_failures is None else spec.max_failures
         self.budget = FailureBudget(spec.name, limit)
         self.cut_short = False  # set by any thread, read by the last one to leave
@@ -204,17 +203,6 @@ class Stage:
     def num_dropped(self) -> int:
         """The number of tasks whose op returned None."""
         return sum(worker.cell.num_dropped for worker in self._workers)
-
-    def fails_for_good(self) -> bool:
-        """End the run if every task has failed, and return whether that is so. The cells know: a
-        task of a later epoch may be counted, and its failure not yet charged."""
-        # Not from the number of tasks: another thread may fail before both are added up.
-        num_failures = sum(worker.cell.num_failures for worker in self._workers)
-        has_success = any(any(worker.cell.histogram.buckets) for worker in self._workers)
-        is_so = not has_success and self.budget.nothing_succeeded(num_failures, num_failures)
-        if is_so:
-            self._overdraw()
-        return is_so
 
     def stats(self) -> StageStats:
         """Return the statistics since the start, open waits included."""
@@ -382,10 +370,8 @@ class Stage:
             self._overdraw()
 
     def ends_worker(self, error: BaseException) -> bool:
-        """Return whether the item is not to blame for ``error``: the run stops, or a hook or a
-        dead executor would fail every item."""
-        if isinstance(error, BadHookError):
-            return True
+        """Return whether the item is not to blame for ``error``: the run stops, or a dead executor
+        would fail every item."""
         if isinstance(error, ChannelClosed | CancelledError):
             return self.outlet.closed  # else the op raised it, e.g. for a future of its own
         broke = self.spec.executor is not None and isinstance(error, BrokenExecutor)
@@ -465,14 +451,13 @@ class Stage:
         """Return the op as a call inside of the task hooks that returns its times too, measured
         where the op runs; None: the op is called as it is, and nothing around it."""
         op, executor, expands = self._op, self.spec.executor, self.spec.kind is OpKind.GENERATOR
-        call: Callable[[Any], Measured] = functools.partial(self._measure, op)
+        is_plain = executor is None and not expands and self._measure is measure
+        if is_plain and self._task_limit is None and not self.hooks.of_tasks:
+            return None
+        kind = measure_list if executor is not None and expands else self._measure
+        call: Callable[[Any], Measured] = functools.partial(kind, op)
         if executor is not None:
-            measured = functools.partial(measure_list if expands else self._measure, op)
-            call = functools.partial(self._calls.make, executor, measured)
-        elif self._measure is measure and not expands:
-            if self._task_limit is None and not self.hooks.of_tasks:
-                return None
-            call = metered(op)
+            call = functools.partial(self._calls.make, executor, call)
         call = self._limited(call)
         if expands:
             step = self._limited(functools.partial(self._measure, next_of))

@@ -3,16 +3,14 @@ last; how they are made and checked when a pipeline is built, and entered when i
 
 from __future__ import annotations
 
-import functools
 import inspect
 import logging
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .channel import Channel, Mark
 from .counters import QueueCounters
-from .failures import attach_note
 from .hooks import TaskHook, TaskStatsHook, call_back, check_interval, is_heard
 from .statistics import QueuePerfStats, queue_stats
 
@@ -87,29 +85,12 @@ def new_queue(
     info: StageInfo,
     buffer_size: int,
 ) -> StatsQueue:
-    """Return the queue after a stage.
-
-    queue_class: called as ``queue_class(info, buffer_size=n)``; ``interval=`` is passed too where
-        one was given to ``build``, the class takes it and a partial has none of its own.
-    """
-    options = {"interval": interval} if interval and _takes_interval(queue_class) else {}
-    try:
-        queue = queue_class(info, buffer_size=buffer_size, **options)
-    except Exception as error:
-        attach_note(error, f"build: raised by queue_class({info}, buffer_size={buffer_size})")
-        raise
+    """Return the queue after a stage. ``interval``: for one whose class gives it none."""
+    queue = queue_class(info, buffer_size=buffer_size)
     _check(queue)
+    if interval and queue.interval in (None, -1):
+        queue.interval = interval
     return queue
-
-
-def _takes_interval(queue_class: Callable[..., Any]) -> bool:
-    if isinstance(queue_class, functools.partial) and "interval" in queue_class.keywords:
-        return False
-    try:
-        inspect.signature(queue_class).bind_partial(interval=None)
-    except (TypeError, ValueError):
-        return False
-    return True
 
 
 def _check(queue: Any) -> None:
@@ -133,52 +114,14 @@ def _check(queue: Any) -> None:
         )
 
 
-class BadHookError(TypeError):
-    """Raised where a hook's method returns no context manager. No item is to blame, so it ends the
-    pipeline.
-    """
-
-
-def checked_hooks(hooks: Any, stage: str) -> list[TaskHook]:
-    """Return the hooks that a factory made for a stage. Raises: TypeError: no list of hooks."""
-    if not isinstance(hooks, list | tuple):
-        raise TypeError(
-            f"build: task_hook_factory must return a list of hooks for stage {stage!r}, got "
-            f"{type(hooks).__name__}. Return [] for none."
-        )
-    return list(hooks)
-
-
-def checked_context(hook: object, name: str, stage: str, given: Any) -> AnyContext:
-    """Return what a method of a hook has returned. Raises: BadHookError: it cannot be entered."""
-    if isinstance(given, AbstractContextManager | AbstractAsyncContextManager):
-        return given
-    if hasattr(given, "close"):
-        given.close()  # a coroutine: no warning that it was never awaited
-    raise BadHookError(
-        f"stage {stage!r}: {type(hook).__name__}.{name} must return a context manager, got "
-        f"{type(given).__name__}. Decorate it with contextlib.contextmanager or "
-        "contextlib.asynccontextmanager."
-    )
-
-
-def _stage_hook(
-    owner: TaskHook | StatsQueue, stage: str, loop: LoopThread
-) -> AbstractContextManager[Any]:
-    """Return ``owner.stage_hook()``, on the loop if it is asynchronous. Raises: BadHookError."""
-    context = checked_context(owner, "stage_hook", stage, owner.stage_hook())
-    return context if isinstance(context, AbstractContextManager) else loop.entered(context)
-
-
 class StageHooks:
     """The hooks that a factory made for a stage, and those of the queues after it. A source has
-    none of the former. Raises: TypeError: no list of hooks.
+    none of the former.
     """
 
-    def __init__(self, hooks: list[TaskHook], stage: str, loop: LoopThread) -> None:
-        self._stage = stage
+    def __init__(self, hooks: Sequence[TaskHook], loop: LoopThread) -> None:
         self._loop = loop
-        self._hooks = hooks = checked_hooks(hooks, stage)
+        self._hooks = hooks = list(hooks)
         self.recorders = [hook for hook in hooks if isinstance(hook, TaskStatsHook)]
         # Hooks without code of the user's are not entered: where task_hook is not overridden,
         # workers write into the recorder's cells directly.
@@ -191,12 +134,16 @@ class StageHooks:
         clocks."""
         for queue in queues:
             if type(queue).stage_hook is not StatsQueue.stage_hook:
-                context = _stage_hook(queue, queue.info.stage_name, self._loop)
-                self._entered.enter_context(context)
+                self._enter(queue.stage_hook())
         for hook in self._hooks:
             if isinstance(hook, TaskStatsHook):
                 hook.start()
-            self._entered.enter_context(_stage_hook(hook, self._stage, self._loop))
+            self._enter(hook.stage_hook())
+
+    def _enter(self, context: AnyContext) -> None:
+        if not isinstance(context, AbstractContextManager):
+            context = self._loop.entered(context)
+        self._entered.enter_context(context)
 
     def leave(self) -> None:
         """Leave what was entered, and stop the clocks. Raises: what a hook raises."""
@@ -222,9 +169,7 @@ class StageHooks:
             given = None if type(item) is Mark else item  # where an aggregator is flushed
             with ExitStack() as stack:
                 for hook in hooks:
-                    context = hook.task_hook(given)
-                    context = checked_context(hook, "task_hook", self._stage, context)
-                    stack.enter_context(runner.blocking(context))
+                    stack.enter_context(runner.blocking(hook.task_hook(given)))
                 return call(item)
             raise RuntimeError("a task hook must not swallow the exception of the op.")
 

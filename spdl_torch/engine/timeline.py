@@ -140,32 +140,11 @@ def row_since(row: Row, since_ns: int) -> Row:
     )
 
 
-def with_outputs(rows: list[Row], stage_number: int, num_in: int, num_out: int) -> list[Row]:
-    """Return the rows of an ordered stage with the numbers that its results got.
-
-    If every input led to a result, these are the inputs' numbers. Otherwise they are counted back
-    from the last one, as far as every input's turn is known.
-    """
-    turns = {
-        turn.number: turn for row in rows if row.stage_number == stage_number for turn in row.turns
-    }
-    outputs: dict[int, int] = {}
-    if num_in == num_out:
-        outputs = {number: number for number in turns}
-    else:
-        for number in range(num_in - 1, -1, -1):
-            if number not in turns:
-                break
-            if turns[number].outcome is Outcome.PASSED:
-                num_out -= 1
-                outputs[number] = num_out
-
-    def numbered(turn: Turn) -> Turn:
-        passed = turn.outcome is Outcome.PASSED
-        return turn._replace(output=outputs.get(turn.number, -1)) if passed else turn
-
+def with_outputs(rows: list[Row], stage_number: int) -> list[Row]:
+    """Return the rows of an ordered stage with the numbers that its results got: those of the
+    items, as every one led to a result."""
     return [
-        row._replace(turns=tuple(map(numbered, row.turns)))
+        row._replace(turns=tuple(turn._replace(output=turn.number) for turn in row.turns))
         if row.stage_number == stage_number
         else row
         for row in rows

@@ -175,8 +175,8 @@ class PipelineBuilder(Generic[T, U]):
             when no task at all succeeded. None = 10 %; -1 = no limit.
         report_stats_interval: seconds between two reports; None or -1 = one, at the end.
         queue_class: :class:`StatsQueue`, a subclass, or a ``functools.partial`` of it, called with
-            ``(info, buffer_size=n)``, and with ``interval=`` too if it takes that and
-            ``report_stats_interval`` is given.
+            ``(info, buffer_size=n)``; a queue that has no interval then has
+            ``report_stats_interval``.
         task_hook_factory: called with each :class:`StageInfo`; None = one :class:`TaskStatsHook`.
         stage_id: the source's number in the names of stages; the stages count on from it.
         use_thread_output_queue: makes no difference: items are always handed over by threads.

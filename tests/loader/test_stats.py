@@ -2,7 +2,6 @@
 
 import logging
 import os
-from functools import partial
 from time import perf_counter
 
 import pytest
@@ -12,9 +11,8 @@ from _seats import FORKED, NONE, SERVED, THREADS, in_seats
 from hypothesis import given, settings, strategies as st
 
 from spdl_torch import DataLoader
-from spdl_torch.engine import counters as counters_module, ops as ops_module
+from spdl_torch.engine import counters as counters_module
 from spdl_torch.engine.counters import QueueCounters, TaskCell
-from spdl_torch.engine.ops import metered
 from spdl_torch.engine.statistics import queue_stats, task_stats
 from spdl_torch.loader.backends.processes import worker_process
 from spdl_torch.loader.backends.processes.process import start_child
@@ -235,27 +233,14 @@ def test_all_of_next_is_a_wait_and_nothing_else(seat, options):
     assert handler.seconds + in_queue <= seconds_waited(loader.snapshot()) - before <= inside
 
 
-def as_timed(call):
-    """Time it as a worker's call."""
-    cell = TaskCell()
-    return cell, partial(timed, cell, call)
-
-
-def as_op(call):
-    """Time it as a pipeline's op."""
-    cell, measured = TaskCell(), metered(call)
-    return cell, lambda times: cell.add(*measured(times)[1:])
-
-
-def clocked_run(as_kind, calls):
+def clocked_run(calls):
     """Time calls that take these wall and CPU times, each after others in which none runs."""
-    clock = FakeClock()
+    clock, cell = FakeClock(), TaskCell()
     with pytest.MonkeyPatch.context() as patch:
-        clock.install(patch, timing_module, ops_module, counters_module)
-        cell, call = as_kind(lambda times: clock.advance(*times))
+        clock.install(patch, timing_module, counters_module)
         for before, times in calls:
             clock.advance(*before)
-            call(times)
+            timed(cell, clock.advance, *times)
     hook = TaskStatsHook(StageInfo(0, 1, "decode"))
     hook.share(cell)
     return hook.counters()
@@ -273,12 +258,11 @@ any_calls = st.tuples(
 )
 
 
-@pytest.mark.parametrize("as_kind", [as_timed, as_op])
 @settings(deadline=None, max_examples=30)
 @given(calls=st.lists(any_calls, max_size=60))
-def test_cpu_time_of_every_long_task_is_known(as_kind, calls):
+def test_cpu_time_of_every_long_task_is_known(calls):
     """To 0.05 ms, whatever comes before it."""
-    counters = clocked_run(as_kind, calls)
+    counters = clocked_run(calls)
     long = [(wall, cpu) for _, (wall, cpu) in calls if wall >= 200_000]
     assert counters.long_ns == sum(wall for wall, _ in long)
     exact = sum(cpu for _, cpu in long)
@@ -290,16 +274,15 @@ def test_cpu_time_of_every_long_task_is_known(as_kind, calls):
 SHORT, LONG = 100_000, 50_000_000
 
 
-@pytest.mark.parametrize("as_kind", [as_timed, as_op])
 @pytest.mark.parametrize("period", [8, 50])
 @pytest.mark.parametrize(
     ("short", "long"), [((SHORT, 0), (LONG, LONG)), ((SHORT, SHORT), (LONG, 0))]
 )
-def test_cpu_time_of_tasks_of_very_different_lengths(as_kind, period, short, long):
+def test_cpu_time_of_tasks_of_very_different_lengths(period, short, long):
     """A long one in so many, of which either the long ones compute or the others."""
     before = 2_000, 2_000
     calls = [(before, short if n % period else long) for n in range(period // 2, 2000)]
-    counters = clocked_run(as_kind, calls)
+    counters = clocked_run(calls)
     exact = sum(cpu for _, (_, cpu) in calls) / len(calls) / 1e9
     assert task_stats(counters).ave_cpu_time == pytest.approx(exact, rel=0.02)
 

@@ -3,7 +3,6 @@ and the order of the output."""
 
 import asyncio
 import itertools
-import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -249,22 +248,6 @@ def test_threads_that_left_are_started_again():
         rows = [row for row in items.timeline().rows if row.stage == "op"]
         assert [row.replica for row in rows] == [0, 1, 2]
     assert sum(s.tasks.num_tasks for s in items.snapshot().stages) >= 10
-
-
-@pytest.mark.parametrize(
-    ("stage", "count"), [("aggregate(2)", 2), ("nothing", 2), ("coroutine", 2), ("op", 0)]
-)
-def test_stage_is_refused_when_it_cannot_be_changed(stage, count):
-    """An aggregate has a list in its hands, coroutines share a thread."""
-
-    async def coroutine(item):
-        return item
-
-    hands = Hands()
-    builder = PipelineBuilder().add_source([1, 2]).pipe(abs, name="op").pipe(coroutine)
-    builder.aggregate(2).add_sink().build(tuner=hands)
-    with pytest.raises(ValueError, match=f"set_concurrency: stage must be.*{re.escape(stage)}"):
-        hands.run.set_concurrency(stage, count)
 
 
 def test_data_ends_where_the_system_has_no_more_threads(monkeypatch):
