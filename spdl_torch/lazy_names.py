@@ -13,19 +13,18 @@ finds it on afterwards.
 from __future__ import annotations
 
 import dis
+import functools
 import gc
 import importlib
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
-from types import CodeType, FrameType
+from pathlib import Path
+from types import CodeType
 from typing import Any
 
-from .left_out import LEFT_OUT
 from .locks import in_forked_child
 from .scopes import scope
-
-_IMPORT_FROM = dis.opmap["IMPORT_FROM"]
 
 
 def hand_on() -> None:
@@ -73,10 +72,11 @@ def import_name(package: str, homes: Mapping[str, str], name: str) -> Any:
     """
     if name not in homes:
         text = f"module {package!r} has no attribute {name!r}"
-        hint = LEFT_OUT.get(package, {}).get(name)
+        hint = left_out(package).get(name)
         if hint is None:
             raise AttributeError(text)
-        if _imports_from(_caller_of(package)):
+        # For `from package import name` the machinery of imports asks the package's __getattr__.
+        if sys._getframe(2).f_code.co_name == "_handle_fromlist":
             raise ImportError(f"cannot import name {name!r} from {package!r}. {hint}", name=package)
         raise AttributeError(f"{text}. {hint}")
     home = homes[name]
@@ -86,21 +86,27 @@ def import_name(package: str, homes: Mapping[str, str], name: str) -> Any:
         return getattr(importlib.import_module(home, package), name)
 
 
-def _caller_of(package: str) -> FrameType | None:
-    """The first frame outside of this file and of the package's ``__getattr__``."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__") in (__name__, package):
-        frame = frame.f_back
-    return frame
+def left_out(home: str) -> dict[str, str]:
+    """Return the names of SPDL's that a module or class is without, and what to use instead: the
+    last sentence of the error.
+    """
+    return _all_left_out().get(home, {})
 
 
-def _imports_from(frame: FrameType | None) -> bool:
-    """Whether a frame is at ``from ... import``: its own instruction, or the machinery's for it."""
-    if frame is None:
-        return False
-    if frame.f_code.co_filename.startswith("<frozen importlib"):
-        return frame.f_code.co_name == "_handle_fromlist"
-    return frame.f_code.co_code[frame.f_lasti] == _IMPORT_FROM
+@functools.cache
+def _all_left_out() -> dict[str, dict[str, str]]:
+    """Return the same by home. In the file each home has sentences, and these the names of which
+    they are said."""
+    found: dict[str, dict[str, str]] = {}
+    home = said = ""
+    for line in Path(__file__).with_name("left_out.txt").read_text("ascii").splitlines():
+        if line.startswith(" "):
+            found.setdefault(home, {}).update(dict.fromkeys(line.split(), said))
+        elif " " in line:
+            said = line
+        elif line:
+            home = line
+    return found
 
 
 _is_off_by_us = False

@@ -131,5 +131,8 @@ class CacheDataLoader(Generic[Output]):
         )
 
 
+__path__: list[str] = []  # as a package's: imports of names then ask __getattr__
+
+
 def __getattr__(name: str) -> Any:
     return import_name(__name__, {}, name)

@@ -13,10 +13,12 @@ import pytest
 
 import spdl_torch
 from spdl_torch import spdl
-from spdl_torch.left_out import LEFT_OUT
+from spdl_torch.lazy_names import _all_left_out
 from spdl_torch.pipeline import PipelineBuilder
 
 ROOT = Path(spdl_torch.__file__).resolve().parents[1]
+
+LEFT_OUT = {home: each for home, each in _all_left_out().items() if home.startswith("spdl_torch")}
 
 MODULES = [
     *("io", "io.utils", "pipeline", "pipeline.defs", "dataloader"),

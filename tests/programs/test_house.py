@@ -22,7 +22,7 @@ import spdl_torch
 # From the ground up: a layer imports itself and those above it in this list. "facade" is
 # spdl_torch/__init__.py, which hands the public names to the commands.
 LAYERS = [
-    *("shown_text", "errors", "scopes", "checks", "left_out", "locks", "lazy_names", "whole_files"),
+    *("shown_text", "errors", "scopes", "checks", "locks", "lazy_names", "whole_files"),
     *("handlers", "command_options", "machine", "objects", "engine", "observe"),
     *("pipeline", "autotune", "io", "loader", "data", "spdl", "nn", "testing", "facade"),
     *("lightning", "accelerate", "transformers", "ray"),

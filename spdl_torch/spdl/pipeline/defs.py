@@ -30,6 +30,8 @@ __all__ = [
     "SourceConfig",
 ]
 
+__path__: list[str] = []  # as a package's: imports of names then ask __getattr__
+
 
 def __getattr__(name: str) -> Any:
     return import_name(__name__, {}, name)
