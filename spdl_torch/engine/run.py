@@ -159,11 +159,11 @@ class Run:
     def start(self) -> None:
         """Start every thread. Raises: PipelineStopped: it was started or stopped before."""
         self._check_process()
+        for stage in self.stages:
+            stage.claim()
         with self._lock:
             if self.state is not RunState.NEW:
                 raise PipelineStopped(f"start: the pipeline is {self.state.value}; it runs once.")
-            for stage in self.stages:
-                stage.claim()
             self.state = RunState.RUNNING
         if self.recorder.enabled:
             self._probing.begin()
@@ -305,6 +305,13 @@ class Run:
                 _logger.info("stop: the source is blocked in its own next(); its thread is left.")
         self._close()
 
+    def goes_on(self) -> bool:
+        """Return whether it is under way in this process. One that was asked to stop, as one that
+        was dropped, is waited for."""
+        if self.state is RunState.STOPPING:
+            self.stop()
+        return self._threads.is_here and self.state in (RunState.RUNNING, RunState.DRAINING)
+
     def _close(self) -> None:
         """Close a run whose data has ended or that was stopped: its threads end or have ended."""
         if not self._go_on_to(RunState.DRAINING):
@@ -361,11 +368,6 @@ class Run:
             )
 
     # For its tuner:
-
-    @property
-    def is_on(self) -> bool:
-        """Whether it has begun, and has not ended."""
-        return self.state not in (RunState.NEW, RunState.CLOSED)
 
     @property
     def is_taking(self) -> bool:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-import weakref
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -40,6 +39,7 @@ from .ops import (
     next_of,
     unmeasured,
 )
+from .shared import LiveObjects
 from .stage_hooks import StageHooks
 from .statistics import StageStats
 from .timeline import Outcome
@@ -138,20 +138,19 @@ class Stage:
     # Called by the run:
 
     def claim(self) -> None:
-        """Have a user's aggregator for this run. Raises: RuntimeError: another one uses it."""
+        """Have a user's aggregator for this run, once those that stop have left it. Raises:
+        RuntimeError: another one uses it."""
         if self.spec.kind is not OpKind.AGGREGATOR:
             return
-        for number in [number for number, run in _users.items() if run() is None]:
-            _users.pop(number, None)
-        number = id(self._aggregator)
-        other = _users[number]() if number in _users else None
-        if other is not None and other is not self._run and other.is_on:
+        mine = self._aggregator
+        runs = {stage._run for stage in _aggregating.now() if stage._aggregator is mine}
+        if [run for run in runs - {self._run} if run.goes_on()]:
             raise RuntimeError(
-                f"stage {self.spec.name!r}: its {type(self._aggregator).__name__} is in use by "
-                "another run, whose items it holds. Let that one end first, or define each "
-                "pipeline with an aggregator of its own."
+                f"stage {self.spec.name!r}: its {type(mine).__name__} is in use by another run, "
+                "whose items it holds. Let that one end first, or define each pipeline with an "
+                "aggregator of its own."
             )
-        _users[number] = weakref.ref(self._run)
+        _aggregating.add(self)
 
     def enter(self, *queues: StatsQueue) -> None:
         """Enter the hooks of its queues and of the stage, before any thread of it starts."""
@@ -169,24 +168,22 @@ class Stage:
 
         Raises: RuntimeError: the system has no more threads; the others go on.
         """
-        with self._lock:
-            self.concurrency = count
-            if self.cut_short or not self._num_present:  # the last one ends the stage
-                return
-            staying = {each.number for each in self._workers if not each.is_leaving}
-            missing = [self._new_worker(n) for n in range(count) if n not in staying]
-            self._num_present += len(missing)
-            self.thread_count.change(self.thread_count.count + len(missing))
-        refused: RuntimeError | None = None
-        for worker in missing:
+        self.concurrency = count
+        for number in range(count):
+            with self._lock:
+                if self.cut_short or not self._num_present:  # the last one ends the stage
+                    return
+                if number < len(self._workers) and not self._workers[number].is_leaving:
+                    continue
+                worker = self._new_worker(number)
+                self._num_present += 1
+                self.thread_count.change(self.thread_count.count + 1)
             try:
                 spawn(*self._target(worker))
-            except RuntimeError as error:
-                refused = error
+            except RuntimeError:
                 self._dismiss(worker)
                 self._leave()
-        if refused is not None:
-            raise refused
+                raise
 
     def request_stop(self) -> None:
         """Cancel calls that no executor has begun; the run closes the channels. Never blocks."""
@@ -558,8 +555,8 @@ class Stage:
             self._epochs.settle(number)
 
 
-_users: dict[int, weakref.ref[Run]] = {}
-"""The runs that have used the users' aggregators last, by the ids of these."""
+_aggregating: LiveObjects[Stage] = LiveObjects()
+"""The stages that have users' aggregators, once their runs have begun."""
 
 
 def _taken_from(outputs: list[Any]) -> Iterator[Any]:

@@ -230,6 +230,12 @@ def test_aggregator_is_of_one_run_at_a_time():
     assert list(second) == [10, 11]
 
 
+def test_aggregator_of_a_pipeline_that_was_dropped_is_free():
+    """As soon as that has stopped, and without its items."""
+    builder = PipelineBuilder().add_source(range(1, 100)).aggregate(Sums()).add_sink()
+    assert [next(iter(builder.build())) for _ in range(5)] == [10] * 5
+
+
 def test_error_of_flush_says_that_it_is_of_flush():
     """There is no item."""
 
