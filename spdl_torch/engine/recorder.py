@@ -10,7 +10,7 @@ costs at most 0.3 % of a thread's time, however small the items are.
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import repeat, takewhile
+from itertools import takewhile
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -19,7 +19,7 @@ from ..machine.probes import long_collections
 from .failures import text_of
 from .rings import ConsumerRing, Ring, read_row
 from .shared import LiveObjects, SharedCounter
-from .timeline import Instant, QueueTrack, Role, Timeline, TwoClocks, row_since, with_outputs
+from .timeline import Instant, QueueTrack, Role, Timeline, TwoClocks, row_since
 
 if TYPE_CHECKING:
     from .rings import SharedRing
@@ -58,7 +58,6 @@ class FlightRecorder:
         self.consumer: ConsumerRing | None = None
         """The ring of the consumer, once it has one."""
         self._queues: dict[int, QueueTrack] = {}
-        self._ordered: dict[int, Callable[[], tuple[int, int]]] = {}
         self._instants: list[Instant] = []  # any thread adds, or copies it in one step
         self._complete: Callable[[Timeline], Timeline] | None = None
         with _process.lock:
@@ -87,17 +86,6 @@ class FlightRecorder:
         """Note what adds to a timeline the rows of other processes."""
         self._complete = complete
 
-    def restores_order(self, stage_number: int, progress: Callable[[], tuple[int, int]]) -> None:
-        """Note that the queue after that stage restores the order of results, so that their
-        numbers in it are known only later. ``progress``: inputs accounted for, results put.
-        """
-        self._ordered[stage_number] = progress
-
-    def finish(self) -> None:
-        """Let go of everything of an ended run except the rings."""
-        for stage_number, progress in list(self._ordered.items()):
-            self._ordered[stage_number] = repeat(progress()).__next__
-
     def failed(
         self, where: str, number: int, error: BaseException, *, key: str | None = None
     ) -> None:
@@ -122,10 +110,6 @@ class FlightRecorder:
     def timeline(self, since_ns: int = 0) -> Timeline:
         """Return everything recorded that did not end before ``since_ns``."""
         rows = [read_row(*row) for row in tuple(self._rows)]
-        for stage_number, progress in list(self._ordered.items()):
-            num_in, num_out = progress()
-            if num_in == num_out:
-                rows = with_outputs(rows, stage_number)
         instants = (*self._instants.copy(), *_collections_since(self._clock.perf_ns))
         if since_ns:
             rows = [row_since(row, since_ns) for row in rows]

@@ -326,7 +326,6 @@ class Run:
         self._probing.end()
         join_probing(_PROBE_JOIN_SECONDS)
         self._go_on_to(RunState.CLOSED)
-        self.recorder.finish()
 
     def _go_on_to(self, state: RunState) -> bool:
         """Go to that state, unless it is past; return whether the run is not closed."""

@@ -121,8 +121,6 @@ class Stage:
         is_adjustable = run.is_adjustable and spec.is_adjustable
         has_peers = spec.concurrency > 1 or is_adjustable
         self.ordered = spec.output_order == "input" and has_peers
-        if self.ordered and spec.kind is not OpKind.GENERATOR:  # of one result for an item
-            run.recorder.restores_order(number, outlet.progress)
         self._epochs: EpochEnds | None = None
         if run.spec.src.continuous and has_peers and not self.ordered:
             self._epochs = EpochEnds(inlet, outlet)

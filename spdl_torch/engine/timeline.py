@@ -138,14 +138,3 @@ def row_since(row: Row, since_ns: int) -> Row:
         turns=tuple(filter(is_later, row.turns)),
         parts=tuple(part for part in row.parts if part.ended_ns >= since_ns),
     )
-
-
-def with_outputs(rows: list[Row], stage_number: int) -> list[Row]:
-    """Return the rows of an ordered stage with the numbers that its results got: those of the
-    items, as every one led to a result."""
-    return [
-        row._replace(turns=tuple(turn._replace(output=turn.number) for turn in row.turns))
-        if row.stage_number == stage_number
-        else row
-        for row in rows
-    ]
