@@ -72,7 +72,7 @@ def import_name(package: str, homes: Mapping[str, str], name: str) -> Any:
     """
     if name not in homes:
         text = f"module {package!r} has no attribute {name!r}"
-        hint = left_out(package).get(name)
+        hint = all_left_out().get(package, {}).get(name)
         if hint is None:
             raise AttributeError(text)
         # For `from package import name` the machinery of imports asks the package's __getattr__.
@@ -86,17 +86,13 @@ def import_name(package: str, homes: Mapping[str, str], name: str) -> Any:
         return getattr(importlib.import_module(home, package), name)
 
 
-def left_out(home: str) -> dict[str, str]:
-    """Return the names of SPDL's that a module or class is without, and what to use instead: the
-    last sentence of the error.
-    """
-    return _all_left_out().get(home, {})
-
-
 @functools.cache
-def _all_left_out() -> dict[str, dict[str, str]]:
-    """Return the same by home. In the file each home has sentences, and these the names of which
-    they are said."""
+def all_left_out() -> dict[str, dict[str, str]]:
+    """Return SPDL's names that are left out, by the module or class that is without them, and what
+    to use instead: the last sentence of the error.
+
+    In the file each home has sentences, and these the names of which they are said.
+    """
     found: dict[str, dict[str, str]] = {}
     home = said = ""
     for line in Path(__file__).with_name("left_out.txt").read_text("ascii").splitlines():

@@ -276,12 +276,8 @@ class Channel(Generic[T]):
         It never shrinks: an ordered channel may hold more items that came before their turn.
         """
         with self._lock:
-            if capacity > self.capacity:
-                room = max(self._room, capacity)
-                most = max(self._most, capacity)
-                # All of them or none: Python runs signal handlers at calls, not between
-                # assignments.
-                self.capacity, self._room, self._most = capacity, room, most
+            self.capacity = max(self.capacity, capacity)
+            self._room, self._most = max(self._room, capacity), max(self._most, capacity)
             if not self._puts.is_woken:
                 self._wake(self._puts)
 

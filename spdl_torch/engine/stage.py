@@ -515,7 +515,7 @@ class Stage:
         worker.output, worker.wall_ns, worker.cpu_ns = -1, 0, 0
         outputs, worker.wall_ns, worker.cpu_ns = call(item)
         if self.spec.executor is not None:  # it ran to its end there
-            outputs = _taken_from(outputs)
+            outputs = iter(outputs)
         while True:
             output, wall_ns, cpu_ns = step(outputs)
             worker.wall_ns += wall_ns
@@ -555,13 +555,6 @@ class Stage:
 
 _aggregating: LiveObjects[Stage] = LiveObjects()
 """The stages that have users' aggregators, once their runs have begun."""
-
-
-def _taken_from(outputs: list[Any]) -> Iterator[Any]:
-    """Yield the members; what was passed on does not stay alive in the list."""
-    outputs.reverse()
-    while outputs:
-        yield outputs.pop()
 
 
 class EpochEnds:

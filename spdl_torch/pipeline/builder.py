@@ -15,7 +15,7 @@ from ..engine.definition import (
     SinkSpec,
     SourceSpec,
 )
-from ..lazy_names import left_out
+from ..lazy_names import all_left_out
 from .pipeline import Pipeline
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class PipelineBuilder(Generic[T, U]):
 
         def __getattr__(self, name: str) -> Any:
             text = f"{type(self).__name__!r} object has no attribute {name!r}"
-            hint = left_out("PipelineBuilder").get(name)
+            hint = all_left_out()["PipelineBuilder"].get(name)
             raise AttributeError(f"{text}. {hint}" if hint else text, name=name, obj=self)
 
     @classmethod

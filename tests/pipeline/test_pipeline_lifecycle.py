@@ -260,14 +260,14 @@ def test_item_is_freed_while_the_threads_wait_for_the_next_one(op, is_async):
             source.released.set()
 
 
-@pytest.mark.parametrize("kind", ["generator", "async generator", "executor"])
-def test_outputs_of_a_generator_are_freed_one_by_one(kind):
+@pytest.mark.parametrize("is_async", [False, True])
+def test_outputs_of_a_generator_are_freed_one_by_one(is_async):
     """Those that were taken are gone while it makes the next one, or while that waits for room."""
     references, go_on = [], threading.Event()
 
     def several(item):
         for number in range(9):
-            if number == 1 and kind != "executor":  # which passes all of them on together
+            if number == 1:
                 assert go_on.wait(PATIENCE_SECONDS)
             yield noted(references)
 
@@ -276,18 +276,16 @@ def test_outputs_of_a_generator_are_freed_one_by_one(kind):
             yield thing
             del thing
 
-    op = aseveral if kind == "async generator" else several
-    with ThreadPoolExecutor(1) as pool:
-        executor = pool if kind == "executor" else None
-        with pipeline_of([0], op, sink=1, buffer_size=1, executor=executor).auto_stop() as p:
-            p.get_item(timeout=PATIENCE_SECONDS)
-            try:
-                until(lambda: is_gone(references[0]))
-            finally:
-                go_on.set()
-            p.get_item(timeout=PATIENCE_SECONDS)
-            until(lambda: run_of(p).outlet.counters().put_wait[1] == 1)
-            until(lambda: is_gone(references[1]))
+    op = aseveral if is_async else several
+    with pipeline_of([0], op, sink=1, buffer_size=1).auto_stop() as p:
+        p.get_item(timeout=PATIENCE_SECONDS)
+        try:
+            until(lambda: is_gone(references[0]))
+        finally:
+            go_on.set()
+        p.get_item(timeout=PATIENCE_SECONDS)
+        until(lambda: run_of(p).outlet.counters().put_wait[1] == 1)
+        until(lambda: is_gone(references[1]))
 
 
 def test_last_reference_dropped_inside_an_op_of_its_own():
