@@ -113,23 +113,16 @@ class DatasetState:
         """Return the state that the next pass resumes; None = there is none."""
         return None if self._to_resume is None else self._to_resume.as_dict()
 
-    def want(self, *, is_told: bool = False) -> None:
-        """Collect states from now on. ``is_told``: whether a loader warns of a first state that
-        counts items."""
-        was_wanted, self._is_wanted = self._is_wanted, True
-        if self._progress is None:
-            return
-        self._progress.want()
-        # After a pass that was left, the next one may be meant, and that begins with a state.
-        if not (was_wanted or is_told or self._progress.is_over):
-            self._warn_if_counted()
+    def want(self) -> None:
+        """Collect states from now on."""
+        self._is_wanted = True
+        if self._progress is not None:
+            self._progress.want()
 
-    def _warn_if_counted(self) -> None:
+    def _warn_if_counted(self, progress: PassProgress) -> None:
         """Log that a state, now, counts the items of a source that keeps one."""
-        progress, source = self._progress, self._spec.src.source
-        if progress is None or self._to_resume is not None or self._has_warned_counted:
-            return
-        if not progress.is_counting(source):
+        source = self._spec.src.source
+        if self._has_warned_counted or not progress.is_counting(source):
             return
         self._has_warned_counted = True
         _logger.warning(
@@ -142,8 +135,7 @@ class DatasetState:
 
     def state(self, *, num_back: int = 0) -> dict[str, Any]:
         """Return the state as it was before the last ``num_back`` items, two at most."""
-        is_told = get_worker_info() is not None
-        self.want(is_told=is_told)
+        self.want()
         if self._to_resume is not None:
             return self._to_resume.as_dict()
         is_named = self.named_epoch is not None and not num_back
@@ -158,8 +150,9 @@ class DatasetState:
                 unordered,
             )
         state = self._progress.state(num_back=num_back)
-        if state.source is None and (self._progress.began_wanted or not is_told):
-            self._warn_if_counted()
+        # Of a first state within a pass the loader tells, in a worker.
+        if state.source is None and (self._progress.began_wanted or get_worker_info() is None):
+            self._warn_if_counted(self._progress)
         return state.as_dict()
 
     def of_next_pass(self) -> dict[str, Any]:
