@@ -223,10 +223,7 @@ def _prctl() -> Callable[[int, bytes], int] | None:
         return None
     import ctypes  # torch has imported it
 
-    try:
-        prctl = ctypes.PyDLL(None).prctl
-    except (OSError, AttributeError):
-        return None
+    prctl = ctypes.PyDLL(None).prctl
     prctl.argtypes = ctypes.c_int, ctypes.c_char_p
     return prctl
 
