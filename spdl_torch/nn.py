@@ -30,6 +30,7 @@ class ToFloat(nn.Module):
         std: the standard deviation of each channel, in the same units.
         dtype: of the result, a floating-point type. None: autocast's, where that is on for the
             device of the images, otherwise float32.
+    Raises: ValueError: one of mean and std alone.
     """
 
     _scale: Tensor
@@ -43,6 +44,8 @@ class ToFloat(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        if (mean is None) != (std is None):
+            raise ValueError(f"ToFloat needs mean and std, or neither, got {mean=}, {std=}.")
         self.mean = None if mean is None else tuple(map(float, mean))
         self.std = None if std is None else tuple(map(float, std))
         self.dtype = dtype

@@ -84,7 +84,7 @@ def run_pipeline_in_subprocess(
         use_thread_output_queue: as for ``PipelineBuilder.build``; hooks and queues run in the
         child.
     buffer_size, initializer, mp_context, timeout, daemon: as for ``iterate_in_subprocess``.
-    Raises: UnsupportedOptionError: ``mp_context="fork"``; pickle.PicklingError: see above. From the
+    Raises: UnsupportedOptionError: ``mp_context="fork"``; what pickle raises: see above. From the
         loop: ``PipelineFailure`` and all that a pipeline raises; RuntimeError: the child has died.
     """
     given = config_or_builder
@@ -332,10 +332,11 @@ class SubprocessItems(IterableDataset[Sent]):
     def __iter__(self) -> Iterator[Sent]:
         if self._states is not None:
             _on_a_plain_thread(partial(self._set_up, self._states))
-            self._states.restore()  # those of this worker, too
-            self._states = None
         if self._iterable is None:
             self._iterable = _on_a_plain_thread(self._make)
+        if self._states is not None:  # this worker's own streams go on where those have come to
+            _on_a_plain_thread(GeneratorStates.now).restore()
+            self._states = None
         iterable, iterator = self._iterable, iter(self._iterable)
         if iterator is iterable:  # used up after this pass
             self._iterable = None

@@ -245,10 +245,9 @@ class DataLoader(TorchDataLoader[T_co]):
     def snapshot(self) -> PipelineStats:
         """Return the statistics of the running epoch or, between epochs, of the last one: the
         stages ``fetch``, ``collate`` and, to a CUDA device, ``transfer``, and the share of the time
-        that the trainer waited. Its ``data`` has the dataset's own: the samples that each source of
-        a mixture gave, what a cache found, the waste of packs. What worker processes
-        count beside their tasks (the dataset's own, waits for cores and for the GIL) may be 0.05 s
-        old while they have work.
+        that the trainer waited. Its ``data`` has the dataset's own: what a cache and shards found,
+        the waste of a stream's packs. What worker processes count beside their tasks (the
+        dataset's own, waits for cores and for the GIL) may be 0.05 s old while they have work.
 
         Raises: RuntimeError: nothing was loaded yet, or ``stats=False``.
         """
@@ -338,9 +337,9 @@ class DataLoader(TorchDataLoader[T_co]):
     def state_dict(self) -> dict[str, Any]:
         """Return a state of the epoch: what the loop has received, not what was prefetched.
 
-        It holds only numbers and text, apart from what the ``state_dict()`` of a dataset or
-        sampler adds, so it can be saved as JSON and by ``torch.save``. Call it only from the
-        loop's thread.
+        It holds only numbers and text, apart from what a dataset or sampler with a
+        ``state_dict()`` adds (states, and indices), so it can be saved as JSON and by
+        ``torch.save``. Call it only from the loop's thread.
 
         From the first call on, workers ask an iterable dataset that keeps a state for it after
         every batch. If the first call comes in the middle of an epoch with workers, the state

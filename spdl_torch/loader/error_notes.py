@@ -1,8 +1,7 @@
-"""The user's own exceptions: notes on them that say where they happened, and copies of them, of the
-same type, with what they hold, without their frames.
+"""The user's own exceptions: notes on them that say where they happened, and what they hold, from
+which they are made again in another process.
 
-Constructors may take other arguments than the exceptions keep: copies are made without calling
-them.
+Constructors may take other arguments than the exceptions keep: they are not called for that.
 """
 
 from __future__ import annotations

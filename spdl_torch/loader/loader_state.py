@@ -1,7 +1,6 @@
 """What a loader remembers between epochs: its position, its statistics, what its workers showed.
 
-And what trainers need of it beside its public methods: the pass that their callbacks see, and a
-loader of other samples.
+And what trainers need of it beside its public methods: a loader of other samples.
 """
 
 from __future__ import annotations
@@ -207,20 +206,24 @@ class LoaderPosition:
                 f"load_state_dict: workers: the state is of {then} dataset, "
                 f"{type(loader.dataset).__name__} is {now}. Make the loader as it was then."
             )
-        if is_within and (loader.num_workers == 0 or loader.persistent_workers):
-            check_no_passes_inside(loader.dataset, resume)
         if is_within:
-            from .checkpoint.made_by import check_made_by, made_by
-
-            here = made_by(loader)
-            check_made_by(resume, here)
-            if resume.workers and here["ranks"] != resume.made_by["ranks"]:
-                warn(_OTHER_RANKS.format(here["ranks"], resume.made_by["ranks"]))
-            own: Any = loader
-            kept = [worker for worker in resume.workers if worker.state is not None]
-            if (resume.num_samples or kept) and own.rng == "worker" and own.num_workers:
-                warn(_OTHER_NUMBERS)
+            _check_within(loader, resume)
         return resume
+
+
+def _check_within(loader: Any, resume: ResumeState) -> None:
+    """Check that a state within an epoch is one of this loader's; warn of what is not restored."""
+    from .checkpoint.made_by import check_made_by, made_by
+
+    if loader.num_workers == 0 or loader.persistent_workers:
+        check_no_passes_inside(loader.dataset, resume)
+    here = made_by(loader)
+    check_made_by(resume, here)
+    if resume.workers and here["ranks"] != resume.made_by["ranks"]:
+        warn(_OTHER_RANKS.format(here["ranks"], resume.made_by["ranks"]))
+    has_begun = resume.num_samples or resume.ahead or any(w.state for w in resume.workers)
+    if has_begun and loader.rng == "worker" and loader.num_workers:
+        warn(_OTHER_NUMBERS)
 
 
 def _for_named_epoch(loader: TorchDataLoader[Any], resume: ResumeState) -> ResumeState:

@@ -331,8 +331,7 @@ def is_stateless(function: Any) -> bool:
     as a hook or an argument.
     """
     try:
-        found = walk([("", function)], members, _MOST_PARTS, values=True)
-        return all(_keeps_nothing(each) for _, each in found)
+        return all(map(_keeps_nothing, walk([function], members, _MOST_PARTS, values=True)))
     except Unfinished:
         return False
 

@@ -1,4 +1,4 @@
-"""The members of an object: what it leads to in one step, by name, and all that it leads to.
+"""The members of an object: what it leads to in one step, and all that it leads to.
 
 Of the user's code, only ``__getattr__`` may run, for slots that are not set.
 """
@@ -17,35 +17,8 @@ import numpy as np
 from ..handlers import unless_of_handler
 from .kinds import ARRAYS, SEQUENCES, is_immutable, is_value
 
-Step = str | int | tuple[Any] | tuple[None, int]
-"""What follows the dot, an index, a key (in a tuple), or the number of a dictionary's key or a
-set's entry (after None)."""
-Way = tuple["Way | None", Step, int]
-"""The way to a value: that to its owner, a step, and how deep it lies. The root's step is its name.
-
-A tuple, because there is one for each object, whose text is hardly ever needed."""
-
 _CONTAINERS = (dict, *SEQUENCES)
 _ON_HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class written in Python
-
-
-def text_of(way: Way) -> str:
-    """Return a way as an expression: ``dataset.steps['train'][2]``."""
-    steps = []
-    owner: Way | None = way
-    while owner is not None:
-        owner, step, _ = owner
-        steps.append(step)
-    text = str(steps.pop())
-    for step in reversed(steps):
-        match step:
-            case str():
-                text = f"{text}.{step}"
-            case (None, number):
-                text = f"list({text})[{number}]"
-            case (key,) | key:
-                text = f"{text}[{key!r}]"
-    return text
 
 
 def slots_of(value: Any) -> dict[str, Any]:
@@ -74,12 +47,8 @@ def _own_state(value: Any) -> Any:
     return getattr(value, "__dict__", None)  # C's have no slots, which Python would look for: 4 µs
 
 
-def members(
-    value: Any,
-    *,
-    most: int | None = None,
-) -> Iterable[tuple[Step, Any]]:
-    """Return what a value holds, with the step to each, in the order in which it keeps them.
+def members(value: Any, *, most: int | None = None) -> Iterable[Any]:
+    """Return what a value holds, in the order in which it keeps them.
 
     most: the most entries of a container that is entered; a longer one holds data.
     """
@@ -93,13 +62,13 @@ def members(
         state = None if kind is own_type else _own_state(value)
         return chain(held, _attributes(state)) if state else held
     if isinstance(value, np.ndarray):
-        return () if most is not None and value.size > most else _entries_of_array(value)
+        return () if most is not None and value.size > most else value.flat
     if isinstance(value, types.FunctionType):
         return ()
     if isinstance(value, types.MethodType):
-        return [("__self__", value.__self__), ("__func__", value.__func__)]
+        return [value.__self__, value.__func__]
     if isinstance(value, functools.partial):
-        return _of_partial(value)
+        return [value.func, *value.args, *value.keywords.values()]
     return _attributes(_own_state(value))
 
 
@@ -111,36 +80,19 @@ _container_of: Callable[[type], Any] = functools.lru_cache(maxsize=4096)(_python
 """Return which of Python's containers a type is made of; None = of none."""
 
 
-def _entries(value: Any, own_type: Any) -> Iterable[tuple[Step, Any]]:
-    """Return what a container holds, by its own type's means: a subclass may have others."""
+def _entries(value: Any, own_type: Any) -> list[Any]:
+    """Return what a container holds, at once, as other threads may add some, and by its own type's
+    means: a subclass may have others."""
     if own_type is dict:
-        pairs = list(dict.items(value))  # at once: other threads may add some
-        keys = [((None, number), key) for number, (key, _) in enumerate(pairs)]
-        return [*(((key,), each) for key, each in pairs), *keys]
-    entries = list(value if type(value) is own_type else own_type.__iter__(value))  # at once, too
-    if own_type in (set, frozenset):
-        return [((None, number), each) for number, each in enumerate(entries)]
-    return enumerate(entries)
+        return [*dict.values(value), *dict.keys(value)]
+    return list(value if type(value) is own_type else own_type.__iter__(value))
 
 
-def _entries_of_array(array: np.ndarray[Any, Any]) -> Iterable[tuple[Step, Any]]:
-    entries = np.ndenumerate(array)
-    return ((index[0] if len(index) == 1 else (index,), each) for index, each in entries)
-
-
-def _attributes(state: Any) -> Iterator[tuple[str, Any]]:
+def _attributes(state: Any) -> Iterator[Any]:
     """Yield the attributes in a state: a dictionary or a pair, the slots' in the second."""
     for each in state if isinstance(state, tuple) else (state,):
         if isinstance(each, dict):
-            yield from ((name, held) for name, held in list(each.items()) if isinstance(name, str))
-
-
-def _of_partial(value: functools.partial[Any]) -> Iterator[tuple[Step, Any]]:
-    yield "func", value.func
-    for number, each in enumerate(value.args):
-        yield f"args[{number}]", each
-    for name, each in value.keywords.items():
-        yield f"keywords[{name!r}]", each
+            yield from (held for name, held in list(each.items()) if isinstance(name, str))
 
 
 class Unfinished(Exception):
@@ -148,43 +100,39 @@ class Unfinished(Exception):
 
 
 def walk(
-    roots: Iterable[tuple[str, Any]],
-    members_of: Callable[[Any], Iterable[tuple[Step, Any]]],
+    roots: Iterable[Any],
+    members_of: Callable[[Any], Iterable[Any]],
     most: int,
     *,
     values: bool = False,
-) -> Iterator[tuple[Way, Any]]:
-    """Yield all that some named roots lead to, each object once, breadth first: before its members
-    are asked for. An object whose members cannot be had has none.
+) -> Iterator[Any]:
+    """Yield all that some roots lead to, each object once, breadth first: before its members are
+    asked for. An object whose members cannot be had has none.
 
     values: yield values that cannot change, too.
     Raises: Unfinished: after a level in which the number of objects has reached ``most``, which
         leaves out the deepest.
     """
     seen: dict[int, Any] = {}  # alive, so that no other object gets an id
-    level: list[tuple[Way, Any]] = [((None, name, 0), root) for name, root in roots]
+    level = list(roots)
     while level:
         if len(seen) >= most:
             raise Unfinished
-        below: list[tuple[Way, Any]] = []
-        for way, value in level:
+        below: list[Any] = []
+        for value in level:
             if id(value) in seen:
                 continue
             seen[id(value)] = value
-            yield way, value
+            yield value
             try:
-                below += [
-                    ((way, step, way[2] + 1), each)
-                    for step, each in members_of(value)
-                    if values or not is_value(type(each))
-                ]
+                below += [each for each in members_of(value) if values or not is_value(type(each))]
             except unless_of_handler(Exception):  # a user's class that cannot be inspected
                 continue
         level = below
 
 
 def reachable(roots: Iterable[Any], most: int, longest: int | None = None) -> Iterator[Any]:
-    """Yield all that ``walk`` would, and perhaps more, without names, but for functions and what
+    """Yield all that ``walk`` would, and perhaps more, but for functions and what
     cannot change.
 
     Only the garbage collector is asked. The names of attributes are in ``__dict__``, which Python
@@ -215,7 +163,7 @@ def _referents(value: Any, kind: type, longest: int | None) -> list[Any]:
     own_type = _container_of(kind)
     is_long = own_type is not None and longest is not None and own_type.__len__(value) > longest
     if is_long or issubclass(kind, np.ndarray):
-        return [each for _, each in members(value, most=longest)]
+        return list(members(value, most=longest))
     held = gc.get_referents(value)
     if kind is not own_type:
         dicts = [each for each in held if type(each) is dict]

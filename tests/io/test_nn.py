@@ -64,6 +64,13 @@ def test_result_has_autocasts_type_when_none_is_given():
     assert ToFloat(MEAN, STD)(every_byte()).dtype is torch.float32
 
 
+@pytest.mark.parametrize("given", [{"mean": MEAN}, {"std": STD}])
+def test_mean_and_std_go_together(given):
+    """Another mean or spread in place of the one left out would train on other pixels."""
+    with pytest.raises(ValueError, match="mean and std, or neither"):
+        ToFloat(**given)
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Guards may run slower")
 def test_compiled_model_has_the_same_values():
     """In one graph, in and out of autocast, in training."""

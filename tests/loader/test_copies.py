@@ -1,15 +1,19 @@
-"""What has a ``__del__`` is not copied: what it has opened stays open."""
+"""Copies of users' objects never run the user's ``__del__``: what they share stays open."""
 
 import gc
 import os
 import threading
 from collections import Counter
 
+import numpy as np
 import pytest
+import torch
+from _gates import switching
 from _seats import NUM_WORKERS, in_every_seat
 from torch.utils.data import Dataset
 
 from spdl_torch import DataLoader
+from spdl_torch.data.sources import ListSource
 from spdl_torch.objects.copies import deep_copy, shallow_copy
 from spdl_torch.testing import assert_reproducible, assert_thread_safe
 
@@ -25,13 +29,51 @@ class Ends:
             file.write(f"{self.name} {os.getpid()}\n")
 
 
-class Crop:
-    """A transform that holds what ends itself."""
+class Slotted:
+    __slots__ = ("__weakref__", "log", "name")
+    __init__, __del__ = Ends.__init__, Ends.__del__
+
+
+class Listed(list, Ends):
+    def __init__(self, log, name):
+        super().__init__([name])
+        Ends.__init__(self, log, name)
+
+
+class Keyed(dict, Ends):
+    def __init__(self, log, name):
+        super().__init__({name: [name]})
+        Ends.__init__(self, log, name)
+
+
+class Stated(Ends):
+    """Makes its state itself, and would be told of a subclass."""
+
+    def __init_subclass__(cls):
+        raise AssertionError("nobody made one")
+
+    def __getstate__(self):
+        return vars(self)
+
+    def __setstate__(self, state):
+        vars(self).update(state)
+
+
+KINDS = Ends, Slotted, Listed, Keyed, Stated
+
+
+class Crop(Ends):
+    """A transform that ends itself, and holds what ends itself."""
 
     def __init__(self, log):
-        self.parts = [Ends(log, "part")]
+        super().__init__(log, "transform")
+        self.parts = [kind(log, kind.__name__) for kind in KINDS]
 
     def __call__(self, value):
+        for kind, part in zip(KINDS, self.parts, strict=True):
+            assert type(part) is kind
+            assert part.name == kind.__name__
+        assert self.parts[2:4] == [["Listed"], {"Keyed": ["Keyed"]}]
         return value
 
 
@@ -48,10 +90,11 @@ class Unpacked(Ends, Dataset):
         return 8
 
     def __getitem__(self, index):
+        assert type(self) is Unpacked
         return self.transform(index)
 
 
-NAMES = sorted(["dataset", "held", "listed", "part"])
+NAMES = sorted(["dataset", "held", "listed", "transform", *(kind.__name__ for kind in KINDS)])
 
 
 def ended(log):
@@ -95,6 +138,46 @@ def test_a_check_ends_nothing_of_the_dataset(check, tmp_path):
     assert len(ended(log)) == len(NAMES)
 
 
+class Lazy(Dataset):
+    """Opens its file on the first sample, and closes it when it ends."""
+
+    file = None
+
+    def __init__(self, path):
+        self.path = path
+
+    def __len__(self):
+        return 4000
+
+    def __getitem__(self, index):
+        if self.file is None:
+            self.file = self.path.open("rb")
+        self.file.seek(2 * index)
+        return int.from_bytes(self.file.read(2), "little")
+
+    def __del__(self):
+        if self.file is not None:
+            self.file.close()
+
+
+# The copies' files end without a close().
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_threads_open_files_of_their_own(tmp_path):
+    """Also where the class has a __del__: one position for all would give others' samples."""
+    path = tmp_path / "numbers"
+    np.arange(4000, dtype="<u2").tofile(path)
+    loader = DataLoader(Lazy(path), 50, num_workers=4, isolation="thread")
+    with switching():
+        assert torch.cat(list(loader)).tolist() == [*range(4000)]
+
+
+def test_a_shard_of_a_source_with_a_del_is_another_source():
+    kind = type("Ending", (ListSource,), {"__del__": lambda self: None})
+    source = kind([*range(8)])
+    assert [list(source.shard(rank, 2)) for rank in (0, 1)] == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    assert list(source) == [*range(8)]
+
+
 class Reopens(Ends):
     """Makes its copies itself, each with a resource of its own."""
 
@@ -107,18 +190,23 @@ class Reopens(Ends):
 
 @pytest.mark.parametrize("copied", [shallow_copy, deep_copy])
 def test_a_copy_made_by_its_class_ends_as_any_object(copied, tmp_path):
-    """It may have opened a file of its own, which nobody else closes. Others are not copied."""
+    """It may have opened a file of its own, which nobody else would close. Others end with their
+    original, which lives as long as its copies."""
     log = tmp_path / "log"
     original = Reopens(log, "original")
     copied(original)
     assert [line.split()[0] for line in ended(log)] == ["copy"]
-    one = Ends(log, "one")
-    assert copied(one) is one
+    one = copied(Ends(log, "one"))
+    assert len(ended(log)) == 1
+    del one, original
+    assert len(ended(log)) == 3
 
 
-def test_a_copy_that_fails_leaves_no_half_of_it():
-    """The memo forgets it: others may ask for the same object."""
-    values, memo = [[], threading.Lock()], {}
+def test_a_copy_that_fails_ends_silently(tmp_path):
+    """Half of it has no attributes yet, at which __del__ would fail; the memo forgets it."""
+    values, memo = [Ends(tmp_path / "log", name) for name in ("whole", "unfinished")], {}
+    values[1].lock = threading.Lock()
     with pytest.raises(TypeError, match="pickle"):
         deep_copy(values, memo)
+    assert ended(tmp_path / "log") == []
     assert memo == {}

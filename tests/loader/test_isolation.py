@@ -158,7 +158,7 @@ def test_unpicklable_part_is_an_error(options):
     forked one needs no pickle."""
     with pytest.raises((AttributeError, TypeError, pickle.PicklingError)) as raised:
         iter(served(**options))
-    assert raised.value.__notes__[-1].endswith("neither pickles anything.")
+    assert raised.value.__notes__[-1].endswith("pickles nothing.")
     assert len(list(isolated(**options))) == len(options["dataset"])
 
 

@@ -179,6 +179,13 @@ def checksum_of(last: LastIndices) -> int | None:
     return zlib.crc32(repr(last).encode()) if last else None
 
 
+def kinds_of(indices: Iterable[Any]) -> int:
+    """Return a checksum of the types of indices, and of those in batches: JSON makes lists of
+    tuples, which select other samples."""
+    flat = [each for index in indices for each in (index if type(index) is list else (index,))]
+    return zlib.crc32(" ".join(type(each).__name__ for each in flat).encode())
+
+
 _BATCHES = (list, tuple, np.ndarray, torch.Tensor)
 
 

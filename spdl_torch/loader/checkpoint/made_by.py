@@ -1,4 +1,4 @@
-"""A short description of the loader, dataset and sampler that a state was saved with.
+"""What the order of a loader that a state was saved with follows from.
 
 A state is a position in an order. In another order it means nothing, and nobody would notice: so
 what the order follows from is saved beside it, and compared when the state is resumed.

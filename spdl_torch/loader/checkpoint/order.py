@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ...handlers import unless_of_handler
 from ..error_notes import add_thread_note
 from ..sampling.sampler_chain import epoch_of, names_of, unshared
-from .epoch import NUM_LAST, Given, HandedOut, SamplerState, Told, checksum_of, last_of
+from .epoch import NUM_LAST, Given, HandedOut, SamplerState, Told, checksum_of, kinds_of, last_of
 from .resume_state import encoded
 from .user_state import WorkerState
 
@@ -228,6 +228,8 @@ class Order:
             so_far = so_far._replace(workers=(self._asked_now(self.own),))
         _raise_failures(so_far.workers)
         number = so_far.num_in_order
+        sampler = self._sampler_at(number)
+        last = self._last_before(number)
         return ResumeState(
             epoch=start.epoch,
             epoch_seed=start.epoch_seed,
@@ -235,8 +237,8 @@ class Order:
             num_samples=start.num_samples(so_far.local_samples),
             ahead=tuple(sorted(each - number for each in so_far.ahead)),
             sampler_epoch=self.sampler_epoch,
-            **self._sampler_at(number)._asdict(),
-            order=checksum_of(self._last_before(number)),
+            **sampler._asdict(),
+            order=kinds_of(sampler.pending) if self.drawing is not None else checksum_of(last),
             generators=tuple(map(encoded, start.generators)),
             **start.base._asdict(),
             workers=so_far.workers,

@@ -28,7 +28,7 @@ from ..sampling.sampler_chain import (
     num_ranks,
     unshared,
 )
-from .epoch import NUM_LAST, SamplerState, checksum_of, last_of
+from .epoch import NUM_LAST, SamplerState, checksum_of, kinds_of, last_of
 from .user_state import give_state, keeps_state, state_of
 
 if TYPE_CHECKING:
@@ -168,6 +168,11 @@ def drawing_of(
     draw = partial(Drawing, sampler, indices, partial(iter, index_sampler))
     if resume is None or resume.finished or resume.sampler is None:
         return draw(length_of(index_sampler))
+    if resume.order != kinds_of(resume.pending):
+        raise ValueError(
+            "load_state_dict: pending: indices of a sampler with a state are of other types than "
+            "when the state was saved: JSON makes lists of tuples. Save it by torch.save()."
+        )
     return draw(resume.sampler_left, pending=resume.pending, restored=resume.sampler)
 
 

@@ -1,7 +1,8 @@
 """The position in an epoch as a state for a checkpoint.
 
 A state says what the trainer has received, and ignores what was prefetched beyond that. It holds
-only numbers and text, so it survives JSON and ``torch.load(weights_only=True)``.
+only numbers and text, so it survives JSON and ``torch.load(weights_only=True)``, apart from what
+samplers with a state give: indices of other kinds, and the state.
 
 Most epochs end without one: this is imported when a state is taken or given.
 """
@@ -45,7 +46,7 @@ class ResumeState:
     """The number of indices that it gives after those in this epoch; None = unknown."""
     order: int | None = None
     """The checksum of the last indices of those samples, by which the order is known again when it
-    is drawn; None = nothing is known of them."""
+    is drawn; None = nothing is known of them. With ``sampler``: of the types of ``pending``."""
     generators: tuple[str, ...] = ()
     """The generators' states when the epoch began, or at its end; torch's global one is first."""
     drew_base_seed: bool = True
@@ -57,7 +58,7 @@ class ResumeState:
     """The state of a map-style dataset that has ``state_dict()``, with ``num_workers=0``; of
     a ``PipelineDataset`` that before the pass that begins or is next, where ``workers`` lack it."""
     made_by: dict[str, Any] = field(default_factory=dict)
-    """The loader, dataset and sampler that the state is of; {} = not known."""
+    """What the order follows from; {} = not known."""
 
     @classmethod
     def checked(cls, state: Mapping[str, Any]) -> ResumeState:

@@ -33,7 +33,6 @@ from .keys import mix
 
 if TYPE_CHECKING:
     from ...objects.kinds import Generator
-    from ...objects.members import Step
     from .keys import Purpose, StreamKey
 
 _logger = logging.getLogger("spdl_torch.data")
@@ -112,25 +111,25 @@ def _found_in(roots: tuple[Any, ...]) -> Iterator[Generator]:
     """Yield the generators breadth first, so that the bound leaves out the deepest."""
     of_process = ids_of_the_process()
     try:
-        for _, value in walk([("", root) for root in roots], _searched, _MOST_OBJECTS):
+        for value in walk(roots, _searched, _MOST_OBJECTS):
             if _is_seedable(value) and id(value) not in of_process:
                 yield value
     except Unfinished:
         _warn_of_bound(roots)
 
 
-def _searched(value: Any) -> Iterator[tuple[Step, Any]]:
+def _searched(value: Any) -> Iterator[Any]:
     """Yield the members of a value in which a generator may lie."""
     if isinstance(value, GENERATORS):
         return
     # Its workers may rely on equal states: all shuffle the list of files in the same way, and each
     # takes its share. So only transforms, which are called, are looked at.
     only_called = isinstance(value, IterableDataset)
-    for step, each in members(value, most=_MOST_MEMBERS):
+    for each in members(value, most=_MOST_MEMBERS):
         if is_leaf(each) or isinstance(each, types.FunctionType):
             continue
         if not only_called or _is_called(each):
-            yield step, each
+            yield each
 
 
 _has_warned = False

@@ -1,5 +1,5 @@
 """The figures of an epoch, computed from what was counted in it once somebody asks for them; and
-the remarks of its report: on the dataset, its samples, and the start of its workers."""
+the remarks of its report: on the dataset and its samples."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from .counts import Measured
 
 _POOLED = ("fetch", "collate")
-
-
 _SHORT_SAMPLE_SECONDS = 50e-6
 _ENOUGH_SAMPLES = 1_000
 

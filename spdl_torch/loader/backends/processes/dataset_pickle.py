@@ -78,19 +78,18 @@ def _function_of(module: str, name: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
+_NOT_SENT = (
+    "in pickling what a worker process gets. Define functions and classes at the top level of a "
+    "module, and open files and connections on first use. A DataLoader with "
+    'multiprocessing_context="fork" or isolation="thread" pickles nothing.'
+)
+
+
 def _dumps(spec: LoadSpec) -> bytes:
     file = io.BytesIO()
     try:
         _Pickler(file, 5).dump(spec)
     except BaseException as error:
-        attach_note(error, NOT_SENT)
+        attach_note(error, _NOT_SENT)
         raise
     return file.getvalue()
-
-
-NOT_SENT = (
-    "in pickling the dataset and its functions for a worker process. Define functions and classes "
-    "at the top level of a module, and open files and connections on first use; or pass "
-    'multiprocessing_context="fork" where the system has it, or isolation="thread" for a dataset '
-    "that several threads may use: neither pickles anything."
-)

@@ -255,12 +255,16 @@ def _pidfd_of(pid: int) -> int | None:
 
 
 def _described(code: int | None) -> str:
-    if code is None or code >= 0:
-        return f"ended by itself with exit code {_UNKNOWN_CODE if code is None else code}."
+    if code is None:
+        return "ended; the system no longer knows how."
+    if code >= 0:
+        return f"ended by itself with exit code {code}."
     name = {each.value: each.name for each in signal.Signals}.get(-code, f"signal {-code}")
+    if name != "SIGKILL":
+        return f"was killed by {name}."
     return (
-        f"was killed by {name}. The system kills the largest process when memory runs out: its log "
-        "says so; use fewer workers or smaller batches."
+        f"was killed by {name}, as the system does when memory runs out: its log would say so; use "
+        "fewer workers or smaller batches."
     )
 
 
