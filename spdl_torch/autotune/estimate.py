@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import fields, is_dataclass
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any
 
 from ..engine.ops import OpKind
@@ -71,6 +72,12 @@ def dataset_of(target: Any, batch_size: int | None) -> tuple[Any, int]:
     from torch.utils.data import DataLoader
 
     if not isinstance(target, DataLoader):
+        is_readable = hasattr(target, "__getitem__") or hasattr(target, "__iter__")
+        if not is_readable or hasattr(type(target), "report"):  # a PipelineDataset has its threads
+            raise TypeError(
+                "PerfParams.estimate: expected a dataset, a DataLoader, or the definition of a "
+                f"pipeline, got {type(target).__name__}."
+            )
         return target, batch_size or 1
     # A batch sampler hides the size of its batches from the loader.
     of_loader = target.batch_size or getattr(target.batch_sampler, "batch_size", None)
@@ -94,15 +101,14 @@ def samples_of(dataset: Any) -> Iterator[Any]:
 
 
 def forms_of(spec: PipelineSpec[Any]) -> Iterator[Any]:
-    """Yield the source's first items, and what the stages before the first aggregate, process or
-    coroutine make of each.
+    """Yield what the stages before the first aggregate, process or coroutine make of the source's
+    first items; where there is none of them, those items.
     """
-    for item in _first_of(spec.src.source):
-        form = item
-        yield form
-        for stage in spec.pipes:
-            if stage.kind is not OpKind.FUNCTION or stage.executor is not None:
-                break
+    plain = [*takewhile(lambda s: s.kind is OpKind.FUNCTION and s.executor is None, spec.pipes)]
+    for form in _first_of(spec.src.source):
+        if not plain:
+            yield form
+        for stage in plain:
             form = stage.op(form)
             if form is None:
                 break  # dropped
@@ -126,12 +132,12 @@ def size_of_largest(samples: Iterable[Any]) -> tuple[int | None, str]:
 
 
 def nbytes_of(element: Any) -> int | None:
-    """Return the bytes of tensors, arrays, buffers, strings and numbers in nested containers;
-    None = there is something else among them.
+    """Return the bytes of tensors, arrays, buffers, strings and numbers in nested containers and
+    dataclasses; None = there is something else among them.
     """
     try:
         return _nbytes(element)
-    except TypeError:
+    except (TypeError, RecursionError):
         return None
 
 
@@ -147,6 +153,8 @@ def _nbytes(element: Any) -> int:
         return nbytes
     if isinstance(element, Mapping):
         element = element.values()
-    elif not isinstance(element, Sequence):
+    elif is_dataclass(element):
+        element = [getattr(element, each.name) for each in fields(element)]
+    elif not isinstance(element, Sequence | Set):
         raise TypeError(f"the size of a {type(element).__name__} is not known")
     return sum(map(_nbytes, element))

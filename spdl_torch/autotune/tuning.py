@@ -33,8 +33,6 @@ PARTS = 4
 _LEAST_ITEMS = 20
 _LONGEST = 5
 """The factor by which a window may be extended if too few items come."""
-
-
 _MEMORY_UTIL = 0.7
 """The share of the memory that is available at the start that items in flight may take."""
 

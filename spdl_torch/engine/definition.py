@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from types import GenericAlias
+from types import FunctionType, GenericAlias
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from ..checks import check_whole
@@ -31,6 +31,15 @@ _SHORT = reprlib.Repr()  # which does not look at all of a long source
 _SHORT.maxother = _SHORT.maxstring = 120
 
 
+def _runs_once(source: Any) -> bool:
+    """Return whether a source is an iterator of Python's, such as a generator, ``map`` or a file:
+    an ``__iter__`` of somebody's own may begin anew."""
+    kind = type(source)
+    name = "__anext__" if hasattr(kind, "__anext__") else "__next__"
+    begin = getattr(kind, name.replace("next", "iter"), None)
+    return hasattr(kind, name) and not isinstance(begin, FunctionType)
+
+
 @dataclass(frozen=True)
 class SourceSpec:
     """The origin of the items."""
@@ -51,9 +60,7 @@ class SourceSpec:
                 "add_source: expected an iterable or an async iterable, got "
                 f"{type(self.source).__name__}. Pass e.g. a list, a generator or a sampler."
             )
-        if self.continuous and (
-            hasattr(self.source, "__next__") or hasattr(self.source, "__anext__")
-        ):
+        if self.continuous and _runs_once(self.source):
             raise ValueError(
                 "add_source: continuous=True iterates the source once for each epoch, and a "
                 f"{type(self.source).__name__} can be iterated only once. Pass an object whose "

@@ -91,6 +91,17 @@ def _modes_of_torch() -> Callable[[], None] | None:
     return take_over
 
 
+def _leave_function_modes() -> None:
+    """Leave the TorchFunctionModes that user code has left on this thread, as
+    ``torch.set_default_device()`` does. torch lets go of them when Python's thread has ended, and
+    asks for the GIL: if the interpreter exits meanwhile, that aborts the process.
+    """
+    overrides: Any = sys.modules.get("torch.overrides")
+    if hasattr(overrides, "_get_current_function_mode_stack"):
+        for _ in overrides._get_current_function_mode_stack():
+            overrides._pop_mode()
+
+
 @takes_over
 def _thread_of_use() -> Callable[[], None]:
     """Take over for whom the caller works: what a thread of ours starts is for the same one."""
@@ -210,6 +221,7 @@ def _run_as(target: Callable[[], None], steps: Sequence[Callable[[], None]]) -> 
         target()
     finally:
         thread_ends()
+        _leave_function_modes()
 
 
 @in_forked_child

@@ -25,19 +25,22 @@ from .starting import started_ns
 T = TypeVar("T")
 
 _OURS = "spdl-"
-_WATCHERS = {
-    "spdl-probe",
-    "spdl-stats",
-    "spdl-stats-recorder",
-    "spdl-stats-writer",
-    "spdl-collections",
-    "spdl-flight-recorder",
-}
-"""Of ours, those that watch the others, and work for nobody. A stage's end with a number."""
-
 _CODECS = "av:"
 _TASKS = "/proc/self/task"
 _LONGEST_NAME = 15  # as Linux has it
+
+_WATCHERS = {
+    name[:_LONGEST_NAME]
+    for name in (
+        "spdl-probe",
+        "spdl-stats",
+        "spdl-stats-recorder",
+        "spdl-stats-writer",
+        "spdl-collections",
+        "spdl-flight-recorder",
+    )
+}
+"""Of ours, those that watch the others, and work for nobody. A stage's end with a number."""
 _SET_NAME = 15  # prctl(2): PR_SET_NAME
 
 _BRIEF_NS = 20_000_000
@@ -171,7 +174,8 @@ class ThreadTimes:
         if number == self._alone:
             return _Kind.WORKER
         if thread is not None:
-            is_ours = thread.name.startswith(_OURS) and thread.name not in _WATCHERS
+            name = thread.name[:_LONGEST_NAME]
+            is_ours = name.startswith(_OURS) and name not in _WATCHERS
             return _Kind.WORKER if is_ours else _Kind.OTHER
         name = _name_of(number)
         # Watchers start no thread; one that ends may have left Python's list already.

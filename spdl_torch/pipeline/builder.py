@@ -70,8 +70,8 @@ class PipelineBuilder(Generic[T, U]):
             with the epoch. Before each epoch but the first a source that has ``set_epoch`` is
             called with the next number, counted from its ``epoch``; others order themselves
             anew in ``__iter__``.
-        Raises: ValueError: there is a source already; a generator, which cannot begin again, for
-            ``continuous``.
+        Raises: ValueError: there is a source already; a generator or another iterator of Python's,
+            which cannot begin again, for ``continuous``.
         """
         if self._source is not None:
             raise ValueError("add_source: the pipeline has a source already; it takes one.")

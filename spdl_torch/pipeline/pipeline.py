@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from ..engine.definition import BuildOptions
 from ..engine.recorder import FlightRecorder
 from ..engine.run import Run, RunState
 from ..engine.shared import weakly
-from ..errors import PipelineStopped
+from ..errors import PipelineFailure, PipelineStopped
 from ..handlers import unless_of_handler
 from ..scopes import scope
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from ..engine.definition import PipelineSpec
     from ..engine.statistics import PipelineStats
     from ..engine.timeline import Timeline
-    from ..errors import PipelineFailure
     from ..observe.trace.profile import Profile
     from ..observe.verdict.report import Report
 
@@ -47,6 +46,7 @@ class Pipeline(Generic[T]):
         recorder: FlightRecorder | None = None,
     ) -> None:
         options = options or BuildOptions()
+        self._stats, self._tuner = options.stats, options.tuner
         recorder = recorder or FlightRecorder("Pipeline", enabled=options.stats)
         self._run = Run(spec, options, recorder)
         # The run knows nothing of this object, so its threads do not keep it alive; they keep the
@@ -140,6 +140,11 @@ class Pipeline(Generic[T]):
 
         return profile_of_run(self.report(), self.timeline(), None)
 
+    @property
+    def decisions(self) -> list[Any]:
+        """The changes made so far by the tuner, and why; at most the last 1000."""
+        return list(getattr(self._tuner, "decisions", ()))
+
     def timeline(self) -> Timeline:
         """Return what every thread did in the last seconds; see ``observe.trace.tracing``."""
         return self._run.recorder.timeline()
@@ -149,7 +154,8 @@ class Pipeline(Generic[T]):
 
 
 class _Items(Iterator[T]):
-    """The rest of a pipeline's items. It is over where they are: not after a TimeoutError."""
+    """The rest of a pipeline's items. It is over where they are, and where the pipeline failed or
+    was stopped: not after a TimeoutError."""
 
     def __init__(self, pipeline: Pipeline[T], timeout: float | None) -> None:
         self._pipeline = pipeline
@@ -162,4 +168,7 @@ class _Items(Iterator[T]):
                 return self._pipeline.get_item(self._timeout)
             except unless_of_handler(EOFError):
                 self._is_over = True
+            except unless_of_handler(PipelineFailure, PipelineStopped):
+                self._is_over = True
+                raise
         raise StopIteration

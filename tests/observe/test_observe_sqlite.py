@@ -10,6 +10,7 @@ import signal
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 
 import pytest
 from _gates import PATIENCE_SECONDS, run_child, start_child, until
@@ -26,6 +27,7 @@ from spdl_torch.observe import (
     recording_gc,
 )
 from spdl_torch.observe.store import writer as sqlite_module
+from spdl_torch.pipeline import TaskPerfStats
 
 HOUR = 3600.0
 """A flush interval that no test lives to see."""
@@ -173,6 +175,8 @@ class Unprintable:
 
 CIRCLE = {}
 CIRCLE["self"] = CIRCLE
+
+
 UNWRITABLE = {
     "a tuple as a key": EventLogEntry(1.0, "mine", {("a", 1): 2}),
     "no average": task_entry(ave_time=float("nan")),
@@ -203,6 +207,17 @@ def test_entries_that_cannot_be_written_take_no_other_with_them(tmp_path, caplog
     assert caplog.text.count("cannot be written") == 1
     assert "('a', 1)" in caplog.text
     assert "TypeError: keys must be str" in caplog.text
+
+
+@dataclass(frozen=True)
+class MoreStats(TaskPerfStats):
+    more: float = 0.0
+
+
+def test_figures_of_somebodys_own_are_left_out(tmp_path):
+    with SQLiteStatsWriter(tmp_path / "s.db", flush_interval=HOUR) as writer:
+        writer.log(TaskStatsLogEntry(1.0, "0:1:decode[2]", MoreStats(7, *8 * [0])))
+    assert rows(tmp_path / "s.db", "SELECT num_tasks FROM task_stats") == [(7,)]
 
 
 def test_entries_that_are_not_written_at_the_end_are_told(tmp_path, caplog):

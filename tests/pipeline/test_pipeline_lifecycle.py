@@ -36,7 +36,7 @@ from _gates import (
 )
 from _inside import lock_of, run_of
 
-from spdl_torch.pipeline import PipelineBuilder, PipelineStopped, StatsQueue
+from spdl_torch.pipeline import PipelineBuilder, PipelineFailure, PipelineStopped, StatsQueue
 
 
 def state_of(pipeline):
@@ -120,6 +120,16 @@ def test_pipeline_runs_once_and_its_end_stays():
             p.get_item()
         assert run_of(p).recorder.consumer.waiting_since_ns is None
         p.stop()
+
+
+def test_an_iterator_tells_its_failure_once():
+    """Then it has ended, so that a loop that logs errors ends, too."""
+    p = pipeline_of(range(4), lambda item: 1 // item, max_failures=0)
+    items = iter(p)
+    with pytest.raises(PipelineFailure):
+        list(items)
+    assert list(items) == []
+    p.stop()
 
 
 def test_stop_while_the_source_is_blocked():

@@ -2,14 +2,16 @@
 
 import random
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader, IterableDataset
 
-from spdl_torch import DataLoader
+from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.autotune import Limits, PerfParams
 from spdl_torch.io import transfer_tensor
 from spdl_torch.machine.limits import read_limits
@@ -150,6 +152,12 @@ class ZerosStream(IterableDataset):
         return iter([torch.zeros(n, dtype=torch.uint8) for n in range(1000)])
 
 
+@dataclass
+class Pair:
+    first: object
+    second: object
+
+
 @pytest.mark.parametrize(
     ("target", "nbytes"),
     [
@@ -157,6 +165,7 @@ class ZerosStream(IterableDataset):
         *(([memoryview(b"12345")], 5), (["label"], 5), ([7], 8), ([np.zeros((3, 4))], 96)),
         ([torch.zeros(3, 4, dtype=torch.int16)], 24),
         ([(torch.zeros(2), {"a": [b"123", 1.5, []], "b": None})], 19),
+        ([Pair({b"12", b"345"}, torch.zeros(2))], 13),
     ],
 )
 def test_element_is_measured_on_samples(target, nbytes, estimate):
@@ -202,6 +211,8 @@ def test_estimate_says_when_the_size_is_not_known(target, reason, estimate):
         (lambda: PerfParams.estimate([1], memory_util=0), "memory_util must be above 0"),
         (lambda: PerfParams.estimate([1], batch_size=0), "batch_size must be >= 1 or None, got 0"),
         (lambda: PerfParams.estimate(builder(), batch_size=4), "must be None for a pipeline"),
+        (lambda: PerfParams.estimate(5), "expected a dataset, .* got int"),
+        (lambda: PerfParams.estimate(PipelineDataset(builder())), "got PipelineDataset"),
         (lambda: PerfParams.manual().loader_options(), "num_workers must be given, got None"),
         # A name that does not exist is an error that lists those that do.
         (lambda: applied({"decod": 2}), "no stage 'decod'; it has 'read', 'parse', 'decode', 'agg"),
@@ -314,5 +325,7 @@ def test_pipelines_size_is_not_known_where_the_source_or_a_form_tells_none(estim
     assert "memory sets no bound (TypeError: a range_iterator is an iterator" in text
     with params.apply(plain).build().auto_stop() as pipeline:
         assert list(pipeline) == [0, 1, 2, 3, 4]
+    known = PipelineBuilder().add_source([Path("a")]).pipe(lambda path: bytes(MIB), name="read")
+    assert f"{MIB:,} an element" in estimate(known.add_sink())[1]
     plain = PipelineBuilder().add_source(["a.mp4"]).pipe(lambda path: object(), name="demux")
     assert "the size of a object is not known" in estimate(plain.aggregate(2).add_sink())[1]

@@ -121,8 +121,9 @@ def draw(
             _draw_lanes(axes, panel, seconds)
         else:
             _draw_curves(axes, panel, seconds)
-        for start, stop in inside:
-            axes.axvspan(start / seconds, stop / seconds, zorder=0.5, **_COLLECTION)
+        if inside:
+            spans = [(start / seconds, (stop - start) / seconds) for start, stop in inside]
+            _mark(axes, spans)
     figure.align_ylabels()
     margin = 0.015 * (span[1] - span[0]) / seconds or 0.5
     all_axes[-1].set_xlim(span[0] / seconds - margin, span[1] / seconds + margin)
@@ -180,6 +181,12 @@ def _alone(values: Sequence[float]) -> list[int]:
     """Return the points that no line reaches."""
     there = [math.isfinite(value) for value in (math.nan, *values, math.nan)]
     return [i for i in range(len(values)) if there[i + 1] and not (there[i] or there[i + 2])]
+
+
+def _mark(axes: Axes, spans: Sequence[tuple[float, float]]) -> None:
+    """Mark spans over the whole height, as one object and one image: a long run has thousands."""
+    whole = axes.get_xaxis_transform()
+    axes.broken_barh(spans, (0, 1), transform=whole, zorder=0.5, rasterized=True, **_COLLECTION)
 
 
 def _draw_lanes(axes: Axes, lanes: Lanes, unit_seconds: float) -> None:

@@ -74,15 +74,15 @@ class IntervalLogEntry:
 LogEntry: TypeAlias = TaskStatsLogEntry | QueueStatsLogEntry | EventLogEntry | IntervalLogEntry
 
 
-def entries_in(
+def interval_entry(
     report: Report,
     stats: PipelineStats,
     timestamp: float,
     *,
     number: int,
     name: str,
-) -> list[LogEntry]:
-    """Return the entries of an interval that ends now.
+) -> IntervalLogEntry:
+    """Return the entry of an interval that ends now.
 
     report: on the pass so far, whose probes count for all of it.
     """
@@ -105,7 +105,7 @@ def entries_in(
         ],
     }
     begins = stats is report.stats
-    return [IntervalLogEntry(timestamp, number, name, begins, stats.as_dict(), details)]
+    return IntervalLogEntry(timestamp, number, name, begins, stats.as_dict(), details)
 
 
 def _of(info: StageInfo, kind: str = "") -> dict[str, Any]:

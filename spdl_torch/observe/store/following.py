@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ...locks import RLock
 from ..verdict.report import Report, make_report
 from ..verdict.skipped import SKIPPED, key_text
-from .entries import DECISION_EVENT, EventLogEntry, entries_in
+from .entries import DECISION_EVENT, EventLogEntry, interval_entry
 
 if TYPE_CHECKING:
     from ...engine.statistics import PipelineStats
@@ -92,8 +92,7 @@ class Follower:
                 stats, report = interval
                 self._before, self._ahead = report.stats, None
                 whose: Any = {"number": self.number, "name": self.name}
-                for entry in entries_in(report, stats, time.time(), **whose):
-                    self._log(entry)
+                self._log(interval_entry(report, stats, time.time(), **whose))
                 self._tell(interval)
             for event in self._events():
                 self._log(event)

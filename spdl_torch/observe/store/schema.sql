@@ -1,5 +1,5 @@
 -- Tables hold the measurements, each row once. The views task_stats, queue_stats and event_stats show
--- loaders' intervals like the windows of hooks, and begin with the columns that SPDL's example logger
+-- the intervals of loaders and pipelines like the windows of hooks, and begin with the columns that SPDL's example logger
 -- gives its tables, so that queries written for those run here. Of an interval that is damaged they
 -- show nothing.
 
@@ -25,7 +25,7 @@ CREATE TABLE interval (
     id INTEGER PRIMARY KEY,
     run_id INTEGER NOT NULL REFERENCES run,
     timestamp REAL NOT NULL,     -- end of the interval
-    pipeline INTEGER NOT NULL,   -- the number of the loader in its run
+    pipeline INTEGER NOT NULL,   -- the number of the loader or pipeline in its run
     name TEXT NOT NULL,          -- train; "" = none
     begins INTEGER NOT NULL,     -- 1: it is the first of its pass
     totals TEXT NOT NULL,        -- JSON: what adds up

@@ -12,12 +12,13 @@ import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
 from ...checks import check_whole, checked_seconds
+from ...engine.statistics import QueuePerfStats, TaskPerfStats
 from ...engine.threads import ThreadGroup
 from ...shown_text import short_repr
 from .entries import (
@@ -57,7 +58,7 @@ class SQLiteStatsWriter:
         config: stored with the run; JSON types.
         rank, world_size: of this process; None = torchrun's ``RANK`` and ``WORLD_SIZE``, else 0, 1.
     Raises: TypeError, ValueError: a bad argument; ValueError: ``db_path`` is not a statistics file,
-        or is from a newer release; OSError, sqlite3.Error: it cannot be opened.
+        or is of another release; OSError, sqlite3.Error: it cannot be opened.
     """
 
     def __init__(
@@ -177,7 +178,7 @@ _STAGE_NAME = re.compile(rf"(\d+):(\d+):(.*?)(?:\[(\d+)\])?(?:{_QUEUE})?")
 class RunRows:
     """A new run in a file, and its rows; one thread at a time uses them.
 
-    Raises: ValueError: ``path`` is not a statistics file, or is from a newer release.
+    Raises: ValueError: ``path`` is not a statistics file, or is of another release.
     """
 
     def __init__(
@@ -231,10 +232,11 @@ class RunRows:
     def _add(self, entry: LogEntry) -> None:
         match entry:
             case TaskStatsLogEntry(timestamp, name, stats, num_dropped):
-                columns = asdict(stats) | _stage_of(name) | {"num_dropped": num_dropped}
+                columns = _figures(TaskPerfStats, stats) | _stage_of(name)
+                columns["num_dropped"] = num_dropped
                 self._insert("task_window", timestamp, columns)
             case QueueStatsLogEntry(timestamp, name, stats):
-                columns = asdict(stats) | _stage_of(name)
+                columns = _figures(QueuePerfStats, stats) | _stage_of(name)
                 if columns["label"] != name and not name.endswith(_QUEUE):
                     # SPDL's programs log ``str(self.info)``, which is also the name of the tasks.
                     columns["name"] += _QUEUE
@@ -247,8 +249,10 @@ class RunRows:
                 columns |= {"totals": _as_json(entry.totals), "details": _as_json(entry.details)}
                 self._insert("interval", entry.timestamp, columns)
             case _:
-                kind = type(entry)
-                raise TypeError(f"expected a TaskStats-, QueueStats- or EventLogEntry, got {kind}")
+                raise TypeError(
+                    "expected a TaskStats-, QueueStats- or EventLogEntry, got "
+                    f"{type(entry).__name__}"
+                )
 
     def _insert(self, table: str, timestamp: float, columns: Mapping[str, Any]) -> None:
         columns = {"run_id": self._run_id, "timestamp": timestamp, **columns}
@@ -268,6 +272,11 @@ class RunRows:
                 type(error).__name__,
                 error,
             )
+
+
+def _figures(kind: type[TaskPerfStats | QueuePerfStats], stats: Any) -> dict[str, Any]:
+    """Return the figures that have columns: a subclass may have more."""
+    return {each.name: getattr(stats, each.name) for each in fields(kind)}
 
 
 def _stage_of(name: str) -> dict[str, Any]:
