@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral, Real
 from types import FunctionType, GenericAlias
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
@@ -27,9 +26,6 @@ T_co = TypeVar("T_co", covariant=True)
 OutputOrder = Literal["completion", "input"]
 MaxFailures = int | float | Real
 
-_SHORT = reprlib.Repr()  # which does not look at all of a long source
-_SHORT.maxother = _SHORT.maxstring = 120
-
 
 def _runs_once(source: Any) -> bool:
     """Return whether a source is an iterator of Python's, such as a generator, ``map`` or a file:
@@ -44,7 +40,7 @@ def _runs_once(source: Any) -> bool:
 class SourceSpec:
     """The origin of the items."""
 
-    source: Iterable[Any] | AsyncIterable[Any]
+    source: Iterable[Any] | AsyncIterable[Any] = field(repr=False)  # it may be long
     continuous: bool = False
     """Whether it is iterated again and again: one run over all epochs."""
     name: str = "src"
@@ -66,14 +62,6 @@ class SourceSpec:
                 f"{type(self.source).__name__} can be iterated only once. Pass an object whose "
                 "__iter__ begins anew."
             )
-
-    def __repr__(self) -> str:
-        """Return the fields; of a long source only the beginning."""
-        shown = _SHORT.repr(self.source)
-        return (
-            f"{type(self).__name__}(source={shown}, continuous={self.continuous}, "
-            f"name={self.name!r})"
-        )
 
     def __str__(self) -> str:
         continuous = ", continuous" if self.continuous else ""
