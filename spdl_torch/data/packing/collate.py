@@ -22,13 +22,11 @@ class Document(NamedTuple):
 
     content: Any
     piece: Piece
-    kind: str = "sample"
-    """The sample in words, for errors."""
 
     @property
     def name(self) -> str:
         """The sample's name, for errors."""
-        return f"{self.kind} {self.piece.sample}"
+        return f"sample {self.piece.sample}"
 
 
 class PackCollate:
@@ -109,7 +107,7 @@ def _padded(tensors: list[Tensor]) -> Tensor:
 
 def _fields_of(document: Document) -> dict[str, Tensor]:
     """Return the tensors of a document, cut to its piece."""
-    content, (_, size, start, has_more), _ = document
+    content, (_, size, start, has_more) = document
     end = start + size
     given = content if isinstance(content, Mapping) else {"input_ids": content}
     tensors = {}

@@ -206,7 +206,7 @@ class GroupedStream(IterableDataset[Any]):
         """Return the groups of a window that begins with item number ``first``."""
         rule = self._rule
         sizes = as_sizes([self._size_of(item) for item in window], rule.who)
-        pieces = rule.pieces_of(sizes.astype(np.int64, copy=False), "item", first)
+        pieces = rule.pieces_of(sizes.astype(np.int64, copy=False), first)
         generator = rule.generator("stream", epoch, first)
         order = rule.order(len(pieces.sizes), generator)
         places, ends = rule.grouped(pieces.sizes[order])
@@ -216,7 +216,7 @@ class GroupedStream(IterableDataset[Any]):
         members: list[Any] = window
         if isinstance(self.collate_fn, PackCollate):
             members = [
-                Document(window[piece.sample - first], piece, "item")
+                Document(window[piece.sample - first], piece)
                 for piece in map(pieces.piece, range(len(pieces.sizes)))
             ]
         return [[members[number] for number in groups[turn]] for turn in range(len(groups))]

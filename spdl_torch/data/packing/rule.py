@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import numpy as np
 import torch
 
-from ...engine.failures import attach_note
 from ..sources._base import seed_of
 
 if TYPE_CHECKING:
@@ -25,10 +24,6 @@ if TYPE_CHECKING:
 
 _MOST_SIZES = 1 << 16  # different sizes that first-fit tells apart
 _STEPS_PER_OCTAVE = 8
-_GETS_INDEX = (
-    "size_of gets the index of a sample of a map-style dataset, not the sample: pass the sizes as "
-    "a list, or lambda index: len(dataset[index])"
-)
 Oversize = Literal["error", "split"]
 """The treatment of samples that are larger than the budget."""
 
@@ -109,9 +104,8 @@ class Rule:
             return torch.arange(length, dtype=dtype, device="cpu").numpy()
         return torch.randperm(length, generator=generator, dtype=dtype, device="cpu").numpy()
 
-    def pieces_of(self, sizes: NDArray[Any], kind: str = "sample", first: int = 0) -> Pieces:
-        """Return the pieces to group. ``kind``, ``first``: the samples in words, and the number of
-        the first one.
+    def pieces_of(self, sizes: NDArray[Any], first: int = 0) -> Pieces:
+        """Return the pieces to group. ``first``: the number of the first sample.
 
         Raises: ValueError: a sample is empty, or too large.
         """
@@ -121,7 +115,7 @@ class Rule:
             if wrong.any() and not (is_split and wrong is not empty):
                 number = int(wrong.argmax())
                 shape = tuple(np.atleast_1d(sizes[number]).tolist())
-                raise self._wrong_size(shape, f"{kind} {first + number}", int(wrong.sum()))
+                raise self._wrong_size(shape, f"sample {first + number}", int(wrong.sum()))
         num_pieces = -(-sizes // budget)
         if sizes.ndim > 1 or len(sizes) == 0 or num_pieces.max() == 1:
             return Pieces(sizes, first=first)
@@ -191,11 +185,7 @@ def volumes_of(sizes: NDArray[Any]) -> NDArray[Any]:
 
 def _sizes_by(size_of: Callable[[int], Any], length: int) -> Any:
     sizes = map(size_of, range(length))
-    try:
-        first = next(sizes, 0)
-    except Exception as error:
-        attach_note(error, _GETS_INDEX)
-        raise
+    first = next(sizes, 0)
     if isinstance(first, tuple):
         return [first, *sizes]
     return np.fromiter(chain((first,), sizes), np.int64, length)  # without a list of objects
