@@ -391,7 +391,7 @@ def test_mixture_of_streams_can_be_packed():
         ),
         (lambda: pack(Documents(), 4, size_of=len, look_ahead=0), ValueError, "look_ahead must be"),
         (lambda: pack(Documents(), 4, size_of=len, rank=2), ValueError, "replicas and rank go to"),
-        (lambda: list(pack(Documents(), 4, size_of=len)), ValueError, r"sample \d+ has size \d+, more"),
+        (lambda: list(pack(Documents(), 4, size_of=len)), ValueError, r"sample \d+ has size"),
         (lambda: pack([[1, 2]], 4, size_of=[1])[[0]], ValueError, "sample 0 has 1 tokens.*has 2"),
         (
             lambda: pack([{"a": [1]}, {"b": [1]}], 4, size_of=[1, 1])[[0, 1]],
