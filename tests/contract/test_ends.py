@@ -177,10 +177,9 @@ def test_context_that_starts_threads_has_threads():
         iter(loader)
 
 
-def test_definition_prints_the_beginning_of_its_source():
-    """Not all of a list of 100,000 numbers."""
+def test_definition_does_not_print_its_source():
+    """Such as a list of 100,000 numbers."""
     config = PipelineBuilder().add_source(list(range(100_000))).pipe(str).add_sink(3).get_config()
-    assert "source=[0, 1, 2, 3, 4, 5, ...]" in repr(config)
     assert len(repr(config)) < 1_000
 
 
