@@ -122,7 +122,7 @@ def exit_has_begun() -> bool:
 
 
 class ThreadGroup:
-    """The threads of one run. ``request_stop`` must wake them all, and neither block nor raise.
+    """The threads of one run. ``request_stop`` must wake them all and must not block.
 
     stops_last: stop at exit after the other groups, because it still receives their last items.
     """
@@ -135,6 +135,7 @@ class ThreadGroup:
         self._process = _process
         self._request_stop = request_stop
         self._stops_last = stops_last
+        self._cannot_stop = False  # asking it at exit has failed: it is not asked a second time
         self._exit_deadline: float | None = None  # set when it is first stopped at exit, for good
         self._threads: list[threading.Thread] = []
         self._user: weakref.ref[threading.Thread] | None = None
@@ -257,7 +258,16 @@ def _stop(stopping: Collection[ThreadGroup]) -> None:
     for stops_last in (False, True):
         groups = [group for group in stopping if group._stops_last is stops_last]
         for group in groups:
-            group._request_stop()
+            if group._cannot_stop:
+                continue
+            # A group that fails to stop must not keep the others from stopping: the writer of
+            # statistics, which stops last, would lose its rows.
+            try:
+                group._request_stop()
+            except Exception:
+                group._cannot_stop = True
+                names = ", ".join(group.alive()) or "none alive"
+                _logger.exception("exit: threads (%s) could not be asked to stop", names)
         for group in groups:
             if group._exit_deadline is None:
                 group._exit_deadline = deadline
