@@ -378,8 +378,8 @@ class DataLoader(TorchDataLoader[T_co]):
         batches. A sampler with ``set_epoch`` gets the state's epoch.
 
         Raises: ValueError, which names the field of the state: not a loader's state, or one that
-            does not fit. Some misfits show only at ``iter()``, and a worker's iterable that
-            refuses its state at the first batch.
+            does not fit. Values of types that no loader saves are not looked for. Some misfits show
+            only at ``iter()``, and a worker's iterable that refuses its state at the first batch.
         """
         self._state.position.load(self, state_dict)
 

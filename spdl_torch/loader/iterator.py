@@ -45,9 +45,9 @@ _END = Told(StopIteration())
 # Why an iterator gives no more batches.
 _ENDED = ""
 _CUT_SHORT = (
-    "DataLoader: Ctrl-C, SystemExit or what a signal's handler raised ended this iterator when a "
-    "batch was asked for. Call iter(loader) for a new one; load_state_dict(state_dict()) goes on "
-    "after the last batch that the loop has had."
+    "DataLoader: Ctrl-C, SystemExit or the like, or what a signal's handler raised, ended this "
+    "iterator when a batch was asked for. Call iter(loader) for a new one; "
+    "load_state_dict(state_dict()) goes on after the last batch that the loop has had."
 )
 _CLOSED = (
     "DataLoader: the loader of this iterator was closed, or the interpreter exits. Call "
@@ -143,6 +143,7 @@ class LoaderIterator(EpochIterator):
             finalize=pin,
             pipeline_number=loader._state.figures.pipeline_number,
             device_index=torch.accelerator.current_device_index() if self._pin_memory else None,
+            timeout=self._timeout,
             most_workers=most_workers,
         )
 

@@ -4,6 +4,7 @@ import gc
 import os
 import threading
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
@@ -138,6 +139,19 @@ def test_a_check_ends_nothing_of_the_dataset(check, tmp_path):
     assert len(ended(log)) == len(NAMES)
 
 
+OPENED = []
+
+
+@pytest.fixture
+def numbers(tmp_path):
+    """A file of numbers; what the copies of a dataset have opened is closed afterwards."""
+    path = tmp_path / "numbers"
+    np.arange(4000, dtype="<u2").tofile(path)
+    yield path
+    while OPENED:
+        OPENED.pop().close()
+
+
 class Lazy(Dataset):
     """Opens its file on the first sample, and closes it when it ends."""
 
@@ -152,6 +166,7 @@ class Lazy(Dataset):
     def __getitem__(self, index):
         if self.file is None:
             self.file = self.path.open("rb")
+            OPENED.append(self.file)
         self.file.seek(2 * index)
         return int.from_bytes(self.file.read(2), "little")
 
@@ -160,15 +175,45 @@ class Lazy(Dataset):
             self.file.close()
 
 
-# The copies' files end without a close().
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_threads_open_files_of_their_own(tmp_path):
+def test_threads_open_files_of_their_own(numbers):
     """Also where the class has a __del__: one position for all would give others' samples."""
-    path = tmp_path / "numbers"
-    np.arange(4000, dtype="<u2").tofile(path)
-    loader = DataLoader(Lazy(path), 50, num_workers=4, isolation="thread")
+    loader = DataLoader(Lazy(numbers), 50, num_workers=4, isolation="thread")
     with switching():
         assert torch.cat(list(loader)).tolist() == [*range(4000)]
+
+
+class Chosen(Lazy):
+    """Keeps how it reads: its own methods, and one of a dataset inside."""
+
+    def __init__(self, path, keep):
+        super().__init__(path)
+        self.inner = Lazy(path)
+        self.kept = keep(self)
+
+    def read(self, index):
+        return super().__getitem__(index)
+
+    def __getitem__(self, index):
+        kept = self.kept
+        return (kept[0] if isinstance(kept, list) else kept)(index)
+
+
+KEEP = {
+    "method": lambda self: self.read,
+    "partial": lambda self: partial(self.read),
+    "of one inside": lambda self: self.inner.__getitem__,
+    "list": lambda self: [self.read, self.inner.__getitem__],
+}
+
+
+@pytest.mark.parametrize("keep", KEEP)
+def test_methods_that_a_dataset_keeps_are_of_the_workers_own(keep, numbers):
+    """On all threads they would read one file, from each other's positions."""
+    dataset = Chosen(numbers, KEEP[keep])
+    loader = DataLoader(dataset, 50, num_workers=4, isolation="thread")
+    with switching():
+        assert torch.cat(list(loader)).tolist() == [*range(4000)]
+    assert dataset.file is dataset.inner.file is None
 
 
 def test_a_shard_of_a_source_with_a_del_is_another_source():

@@ -42,6 +42,8 @@ class LoadSpec(NamedTuple):
     """The loader's number in traces."""
     device_index: int | None
     """The accelerator that is current on the trainer's thread; None = none is in use."""
+    timeout: float
+    """Seconds that the loop waits for a batch, or for workers to start; 0 = as long as it takes."""
     most_workers: int | None = None
     """The most workers that tuning may start; None = their number stays."""
     memory: Memory | None = None

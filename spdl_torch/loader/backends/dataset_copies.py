@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import types
 from collections.abc import Callable
@@ -100,26 +101,42 @@ def _copy_dataset(dataset: Any, memo: dict[int, Any]) -> Any:
 
 
 def _own_attribute(name: str, value: Any, memo: dict[int, Any]) -> Any:
+    if (own := _own_method(value, memo)) is not None:
+        return own
     if name in TRANSFORM_NAMES:
         return _deep_copy_or_share(value, memo)
     if isinstance(value, Dataset):
         return _copy_dataset(value, memo)
     if isinstance(value, list | tuple | dict) and _holds_datasets(value):
-        return _copy_datasets_in(value, memo)
+        return _copy_held_by(value, memo)
     return _deep_copy_or_share(value, memo) if OwnedGenerators(value) else value
 
 
+def _own_method(value: Any, memo: dict[int, Any]) -> Any:
+    """Return a method of a dataset, or a partial of one, bound to the worker's own dataset; None =
+    it is neither."""
+    method = value.func if type(value) is functools.partial else value
+    if not isinstance(method, types.MethodType):
+        return None
+    if id(method.__self__) not in memo and not isinstance(method.__self__, Dataset):
+        return None
+    own = types.MethodType(method.__func__, _copy_dataset(method.__self__, memo))
+    return own if method is value else functools.partial(own, *value.args, **value.keywords)
+
+
 def _holds_datasets(value: Any) -> bool:
+    """Return whether a container's first member is a dataset, or a method."""
     try:
-        return isinstance(next(iter(value.values() if isinstance(value, dict) else value)), Dataset)
+        first = next(iter(value.values() if isinstance(value, dict) else value))
+        return isinstance(first, Dataset | types.MethodType)
     except Exception:  # empty, or a user's container that cannot be iterated
         return False
 
 
-def _copy_datasets_in(value: Any, memo: dict[int, Any]) -> Any:
-    """Return a container of the same kind that holds the worker's own datasets."""
+def _copy_held_by(value: Any, memo: dict[int, Any]) -> Any:
+    """Return a container of the same kind that holds the worker's own datasets and methods."""
     members = value.values() if isinstance(value, dict) else value
-    own = [_copy_dataset(member, memo) for member in members]
+    own = [_own_attribute("", member, memo) for member in members]
     try:
         if isinstance(value, tuple):
             return value._make(own) if hasattr(value, "_make") else type(value)(own)

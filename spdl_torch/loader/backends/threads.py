@@ -14,7 +14,7 @@ from contextlib import nullcontext, suppress
 from functools import cache, partial
 from typing import TYPE_CHECKING, cast
 
-from ...engine.channel import Channel, ChannelClosed, warn_when_stalled
+from ...engine.channel import Channel, ChannelClosed, WaitIsOver, warn_when_stalled
 from ...engine.failures import text_of
 from ...locks import RLock
 from ...machine.probes import join_probing, start_probing, stop_probing
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from .transfer_stage import DeviceStage
 
 _logger = logging.getLogger("spdl_torch.data")
+
+_LEAST_START_SECONDS = 10.0
+"""A timeout is meant for a batch; a start may take longer where the machine is busy."""
 
 _MOST_WORKERS = 1_000_000
 
@@ -198,8 +201,19 @@ class Threads(Crew):
                 else:
                     num_started += 1
             for _ in range(num_started):
-                warn_when_stalled(ready.get, self._log_slow_start)
+                self._await(ready)
         return missing
+
+    def _await(self, ready: Channel[None]) -> None:
+        """Wait for a thread to be ready. Raises: RuntimeError: the loader's timeout is over."""
+        if not self._spec.timeout:
+            return warn_when_stalled(ready.get, self._log_slow_start)
+        timeout = max(self._spec.timeout, _LEAST_START_SECONDS)
+        try:
+            ready.get(timeout)
+        except WaitIsOver:
+            text = f"DataLoader timed out after {timeout} seconds in iter(). {self.at_work(None)}"
+            raise RuntimeError(text) from None
 
     def _log_slow_start(self, seconds: float) -> None:
         _logger.warning(

@@ -115,7 +115,7 @@ RULES = (
          "There are no figures: nothing was loaded yet.", "Load for a while, and look again.",
          _nothing, "window"),
     Rule(Cause.UNKNOWN, _is_empty,
-         "Nothing was delivered in {seconds}: {lost} of {calls} calls failed or gave None.",
+         "Nothing was delivered in {seconds}: {lost} of {calls} calls failed or gave nothing.",
          "Look at the source, the notes, and the first errors in the log of spdl_torch.",
          _nothing, "window"),
     Rule(Cause.SHORT, lambda r: r.is_too_short,
