@@ -109,6 +109,7 @@ KINDS = {
         "mp4", "libx264", x264(bf="0", g="99"), recovery=(8, 16)
     ),
     "MP4, H.264 rotated": of("mp4", *H264, rotation=(90,)),
+    "MP4, H.264 mirrored": of("mp4", *H264, rotation=(180, True)),
     "MP4, H.264 odd size": of("mp4", *H264, "yuv444p", size=(61, 47)),
     "MP4, H.264 variable rate": of("mp4", *H264, step=uneven),
     "MP4, H.264 late start": of("mp4", *H264, step=from_fifty),
@@ -167,7 +168,7 @@ KINDS = {
     "Y4M": of("yuv4mpegpipe", "wrapped_avframe"),
 }
 
-TURNS = {(): np.asarray, (90,): np.rot90}
+TURNS = {(): np.asarray, (90,): np.rot90, (180, True): np.flipud}
 """What puts the frames of a kind upright, by its rotation."""
 
 VARIANTS = {

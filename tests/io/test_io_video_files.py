@@ -37,6 +37,7 @@ SHORT = (
     "MP4, H.264 intra-refresh",
     "MP4, H.264 inexact recovery points",
     "MP4, H.264 rotated",
+    "MP4, H.264 mirrored",
     "MP4, H.264 edit list, both ends cut",
     "MP4, H.264 edit list, rotated",
     "MP4, H.264 a fragment for each frame",

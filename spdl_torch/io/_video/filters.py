@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import struct
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,7 +33,7 @@ _TURNS = {
     180: [("hflip", ""), ("vflip", "")],
     -180: [("hflip", ""), ("vflip", "")],
 }
-"""Filters that put a frame upright, by the rotation that its container gives it."""
+"""Filters that put a frame upright, by the rotation that FFmpeg reads from its matrix."""
 
 
 def get_filter_desc(packets: VideoPackets, **options: Any) -> str | None:
@@ -139,7 +140,7 @@ class FilterChain:
 
     def push(self, frame: VideoFrame) -> list[VideoFrame]:
         """Return what comes out after one more frame."""
-        upright = [] if self._is_stored else _TURNS.get(frame.rotation, [])
+        upright = [] if self._is_stored else _upright(frame)
         if frame.planes[0].line_size < 0:
             upright = [_IN_ORDER, *upright]
         if not upright and not self._chain:
@@ -186,6 +187,21 @@ class FilterChain:
         except (FFmpegError, ValueError) as error:
             raise ValueError(f"filter_desc: FFmpeg refuses {text!r}: {error}.") from error
         return _Running(graph, nodes[0], nodes[-1])
+
+
+def _upright(frame: VideoFrame) -> list[tuple[str, str]]:
+    """Return FFmpeg's filters that rotate and mirror the frame, as its container gives it; a
+    rotation that is not a multiple of 90 degrees is left alone."""
+    turn = _TURNS.get(frame.rotation, [])
+    try:
+        side_data: Any = frame.side_data  # PyAV's stubs know only a few of its keys
+    except ValueError:  # nor has it a name for some, as of spatial video; mirrors are rare
+        return turn
+    if "DISPLAYMATRIX" not in side_data:
+        return turn
+    a, b, _, c, d = struct.unpack("=9i", bytes(side_data["DISPLAYMATRIX"]))[:5]
+    # FFmpeg's rotation is that of the first row. A mirror turns the second one round.
+    return [("vflip", ""), *turn] if a * d < b * c else turn
 
 
 class _Running(NamedTuple):
