@@ -18,7 +18,7 @@ class ToFloat(nn.Module):
     The first module of a model: ``nn.Sequential(ToFloat(mean, std), resnet50())``. Images then
     travel to the device as bytes, a quarter of the size of floats. The values are those of
     torchvision's ``v2.ToDtype(dtype, scale=True)`` and ``v2.Normalize(mean, std)``, up to rounding:
-    within 1e-6 in float32, and one unit in the last place of shorter types.
+    within 1e-6 in float32, and those of float32 rounded in shorter types.
 
     It has no parameters and nothing in its ``state_dict()``, so checkpoints fit models with and
     without it. ``half()``, ``bfloat16()`` and ``to(dtype)`` leave it as it is: its result has

@@ -10,6 +10,7 @@ from contextlib import suppress
 from glob import has_magic
 from typing import Any, BinaryIO, cast
 
+from ..errors import DecodeError
 from ._retry import RETRIES, RetryPolicy, status_of
 
 # At least two letters before "://", so that no Windows drive is taken for a protocol. fsspec
@@ -17,6 +18,7 @@ from ._retry import RETRIES, RetryPolicy, status_of
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)(::|://)")
 
 _policy = RetryPolicy()  # of reads without options
+_OUT_OF_RANGE = 416  # in HTTP
 
 
 def is_url(source: str | os.PathLike[str]) -> bool:
@@ -68,16 +70,19 @@ def read_url_range(
 ) -> bytes:
     """Read the bytes from ``first`` up to ``end``; errors as :func:`file_system`.
 
-    Raises: OSError: others come, because the server ignores ranges or the file is shorter.
+    Raises: DecodeError: the file is shorter; OSError: more come, as the server ignores ranges.
     """
-    content = _fetch(url, storage_options, first, end)
-    if len(content) != end - first:
-        raise OSError(
-            errno.EINVAL,
-            f"asked for the bytes from {first} to {end}, got {len(content)}: the file is shorter, "
-            "or its server knows no ranges",
-            url,
-        )
+    try:
+        content = _fetch(url, storage_options, first, end)
+    except Exception as error:
+        if status_of(error) != _OUT_OF_RANGE:
+            raise
+        content = b""
+    told = f"asked for the bytes from {first} to {end}, got {len(content)}"
+    if len(content) < end - first:
+        raise DecodeError(f"{url}: {told}: the file is shorter than it should be.")
+    if len(content) > end - first:
+        raise OSError(errno.EINVAL, f"{told}: its server knows no ranges", url)
     return content
 
 

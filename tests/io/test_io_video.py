@@ -264,6 +264,7 @@ def clip_of(moments, **options):
             for load, wrong in ((load_video, 1), (load_video, (0,)), (load_audio, ("a", 1)))
         ),
         (partial(uniform_frames, 2.5), TypeError, "num_frames must be an int, got 2.5"),
+        (clip_of([0.1], num_threads=-1), ValueError, "num_threads must be >= 0, got -1"),
         (lambda: convert_frames([]), ValueError, "at least one"),
         (clip_of([]), ValueError, "at least one finite moment"),
         (clip_of([float("nan")]), ValueError, "finite"),

@@ -658,6 +658,24 @@ def test_error_names_the_copy_that_is_damaged(web, tmp_path, is_indexed):
     assert numbers_of(source) == [*range(9)]
 
 
+@pytest.mark.parametrize("left", [0, 512, 5000])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_cut_shard_of_a_server_is_damage_by_its_index(web, tmp_path, left, shuffle):
+    """Which is skipped on request, with a line in the log."""
+    urls = put_shards(web, 3, 9, tmp_path)
+    web.put("1.tar", shard_of(9, first=9)[:left])
+    source, skipping = (TarShards(urls, index=True, on_error=each) for each in ("raise", "skip"))
+    with pytest.raises(DecodeError, match=r"1\.tar"):
+        source[17]
+    if shuffle:
+        source, skipping = source.shuffle(1), skipping.shuffle(1)
+    with pytest.raises(DecodeError, match=r"1\.tar"):
+        list(source)
+    found = numbers_of(skipping)
+    assert {*range(9), *range(18, 27)} <= {*found} <= {*range(27)}
+    assert len(set(found)) == len(found) < 27
+
+
 def test_shard_that_was_replaced_before_it_was_downloaded_is_an_error(web, tmp_path):
     """Nothing of the new one gets the name of the old one's copy."""
     source = TarShards(put_shards(web, 2, 9), cache=tmp_path, max_bytes=1, ahead=0)

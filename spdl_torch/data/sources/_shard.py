@@ -105,7 +105,7 @@ class ShardFiles:
             file = self.policy.repeat(partial(open, url, "rb", 0), url)
         file = file or open_resuming(url, self.policy, self.storage_options, seekable=True)
         size = file.seek(0, os.SEEK_END)
-        if size != num_bytes and (self.copies is not None or not is_url(url)):
+        if size < num_bytes or (size > num_bytes and (self.copies is not None or not is_url(url))):
             file.close()
             raise DecodeError(
                 f"{self.named(url)}: the tar has {size} bytes, and its index is of one with "

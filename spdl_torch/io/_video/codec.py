@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import av
 
+from spdl_torch.checks import check_whole
+
 if TYPE_CHECKING:
     from av.packet import Packet
     from av.video.codeccontext import VideoCodecContext
@@ -83,6 +85,7 @@ class VideoCodec:
 
 def set_threads(context: VideoCodecContext, num_threads: int, *, is_counted: bool) -> None:
     """Set the number of threads of a decoder, which opens with its first packet."""
+    check_whole("decoding", least=0, num_threads=num_threads)
     context.thread_count = num_threads
     # Decoding several frames at once delays their output, which breaks counting.
     context.thread_type = "SLICE" if is_counted else "AUTO"
