@@ -35,7 +35,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from spdl_torch.loader.backends import threads, worker_thread as worker_module
+from spdl_torch.loader.backends import worker_thread as worker_module
 
 data8 = MapData(8)
 
@@ -319,7 +319,7 @@ def test_dataset_that_cannot_be_copied_still_loads(caplog):
 
 def test_timeout_holds_for_the_start_of_threads(monkeypatch):
     """Which iter() waits for, and so for a worker_init_fn that hangs."""
-    monkeypatch.setattr(threads, "_LEAST_START_SECONDS", 0.1)
+    monkeypatch.setattr("spdl_torch.loader.backends.threads._LEAST_START_SECONDS", 0.1)
     gate = threading.Event()
     loader = ThreadLoader(
         MapData(4), num_workers=2, timeout=0.1, worker_init_fn=lambda _: gate.wait(PATIENCE_SECONDS)
