@@ -383,7 +383,7 @@ def test_error_of_load_state_dict_is_the_users(seat):
 def test_error_of_pickling_the_dataset_is_the_users(seat):
     """``iter()`` raises it, with a note."""
     for kind in ("ordinary", "odd", "locked"):
-        with pytest.raises(Exception, match="in pickling the dataset") as caught:
+        with pytest.raises(Exception, match="in pickling what a worker") as caught:
             iter(seat.loader(FailingPickle([kind], "")))
         assert_kind(caught.value, kind)
 
