@@ -92,6 +92,8 @@ class Idle:
 
         return torch.empty(num_bytes, dtype=torch.uint8)
 
+    torchs_pinned = pinned
+
     def is_pinned(self, tensor: Any) -> bool:
         return False
 

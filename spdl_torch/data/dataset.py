@@ -384,7 +384,7 @@ def _stages_to(
     memory = transfer.batch_memory(most_pieces(sum(map(_most_under_way, stages)) + AHEAD))
     offered = [
         replace(stage, op=_in_memory(stage.op, memory, is_last=stage is stages[-1]))
-        if stage.kind is OpKind.FUNCTION and stage.executor is None
+        if memory is not None and stage.kind is OpKind.FUNCTION and stage.executor is None
         else stage
         for stage in stages
     ]

@@ -1,7 +1,17 @@
 """For all of this room."""
 
+import pytest
 from _gpus import gpu
 from _lazy_device import backends
 from _loader_helpers import no_thread_left
 
 __all__ = ["backends", "gpu", "no_thread_left"]
+
+
+@pytest.fixture(params=[False, True], ids=["pins_where_made", "pins_at_hand_over"])
+def pins(request, monkeypatch):
+    """Where batches get into pinned memory."""
+    for module in ("transfer", "kept"):
+        name = f"spdl_torch.io._transfer.{module}.PINS_AT_HAND_OVER"
+        monkeypatch.setattr(name, request.param)
+    return request.param

@@ -116,6 +116,19 @@ def test_memory_is_locked_once_however_epochs_end(device, make):
     assert device.num_locks == len(device.locked) >= 3
 
 
+@pytest.mark.parametrize("pins", [True], indirect=True)
+@pytest.mark.parametrize("make", [*IN_THIS_PROCESS, in_processes])
+def test_three_slabs_are_all_where_batches_are_pinned_at_the_hand_over(device, make, pins):
+    """Whoever makes them; all are there before the first step."""
+    batches = iter(loader := make())
+    next(batches)
+    assert len(device.torchs) == 3
+    del batches
+    for _ in range(2):
+        run_epoch(loader)
+    assert len(device.torchs) == len(device.locked) == 3
+
+
 @pytest.mark.parametrize("make", [*IN_THIS_PROCESS, in_processes])
 def test_memory_goes_with_the_loader(device, make):
     """Nothing is locked any more, and nobody is asked for it."""

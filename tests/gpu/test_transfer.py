@@ -167,6 +167,7 @@ def transfer(backends):
     return transfer, backends[0]
 
 
+@pytest.mark.usefixtures("pins")
 @settings(
     max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

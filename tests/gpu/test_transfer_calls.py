@@ -76,6 +76,7 @@ def test_pinned_batches_spoil_no_graph(monkeypatch):
     assert not device.violations
 
 
+@pytest.mark.usefixtures("pins")
 def test_transfers_spoil_no_graph(backends):
     """From its memory to its end: streams are made, pages locked, copies and the model waited for,
     memory freed."""

@@ -92,6 +92,12 @@ def subclass(samples):
     return pinned(samples[0]).as_subclass(Subclass)
 
 
+def pinned_view(samples):
+    """Of memory whose beginning, by which torch knows it, the tensor does not have."""
+    padded = torch.cat([samples[0][:1], samples[0]])
+    return torch.from_numpy(pinned(padded).numpy()[1:])
+
+
 def array_beside(samples):
     """Beside what is moved the loop finds an array, and begins a copy of its own from it."""
     return {"moved": samples[0], "x": samples[0].numpy()}
@@ -156,6 +162,7 @@ WAYS = {
     "pinned_late": lambda _, data: loaded(data, Pinnable, **THREADS),
     "pinned_pipeline": lambda _, data: lent(data, Pinnable),
     "pinned_processes": lambda _, data: loaded(data, Pinnable, **PROCESSES),
+    "pinned_view": lambda _, data: loaded(data, pinned_view, **THREADS),
     "copied_processes": lambda _, data: DataLoader(data, None, device="cuda", **PROCESSES),
     "loops_own": lambda _, data: map(moved, DataLoader(data, None, pin_memory=True, **PROCESSES)),
     "array_pipeline": lambda _, data: lent(data, array_beside),
@@ -182,6 +189,7 @@ def tensor_of(batch):
     return getattr(batch, "bytes", batch)
 
 
+@pytest.mark.usefixtures("pins")
 @pytest.mark.parametrize("gpu", [*ORDERS, CUDA], indirect=True)
 @pytest.mark.parametrize("way", WAYS)
 def test_batches_are_whole_on_every_way(gpu, way):
@@ -201,6 +209,7 @@ def test_batches_are_whole_on_every_way(gpu, way):
         assert machine().num_waits == 0 or not way.startswith("pinned")
 
 
+@pytest.mark.usefixtures("pins")
 @pytest.mark.parametrize("gpu", [*ORDERS, CUDA], indirect=True)
 @pytest.mark.parametrize("kind", [torch.cat, Moving, Pinnable])
 def test_transferred_tensor_is_there_for_every_stream(gpu, kind):
@@ -213,6 +222,7 @@ def test_transferred_tensor_is_there_for_every_stream(gpu, kind):
     assert gpu.values(totals) == data.expected()
 
 
+@pytest.mark.usefixtures("pins")
 @pytest.mark.parametrize(
     ("gpu", "owner", "guard"),
     [

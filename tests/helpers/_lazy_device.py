@@ -58,6 +58,7 @@ class LazyDevice:
         self.guarded = []
         self.views = []  # that may live, and their blocks
         self.locked = {}  # address -> size, of host memory
+        self.torchs = []  # what torch has locked
         self.copies = []  # that are not done
         self.num_copied = 0
         self.num_waits = 0  # of who trains, for a copy from memory that is not locked
@@ -208,6 +209,13 @@ class LazyDevice:
                     self.violations.append("memory was unlocked under a copy")
                     copy.source = 0
             ctypes.memset(address, POISON, size)
+
+    def pinned(self, num_bytes):
+        """Memory that the process keeps."""
+        self.touch("pinned memory was allocated")
+        self.torchs.append(memory := np.full(num_bytes, POISON, np.uint8))
+        self.locked[memory.ctypes.data] = num_bytes
+        return torch.from_numpy(memory)
 
     def is_locked(self, address):
         locked = self.locked.copy()  # in one step: meanwhile a finalizer may unlock some
@@ -424,6 +432,10 @@ class LazyBackend(cuda.CudaBackend):
         self.slab_sizes.append(num_bytes)
         return super().pinned(num_bytes)
 
+    def torchs_pinned(self, num_bytes):
+        self.slab_sizes.append(num_bytes)
+        return self.machine.pinned(num_bytes)
+
     def unlock_pages(self, address):
         if machine() is self.machine:  # otherwise the test is over
             super().unlock_pages(address)
@@ -476,8 +488,8 @@ def take_until_far_behind(batches, device):
 class LazyRing(slabs.SlabRing):
     """One that waits for nothing any more when a test is over."""
 
-    def __init__(self, *args):
-        super().__init__(*args)
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
         rings.add(self)
 
     def rest(self):

@@ -84,13 +84,18 @@ class CudaBackend:
         self.readers.lend(owner, region, give_back)
 
     def pinned(self, num_bytes: int) -> Tensor:
-        """Return page-locked host memory: uint8, one dimension."""
+        """Return at least that much page-locked host memory: uint8, one dimension."""
         # torch's allocator of pinned memory takes powers of two: 64 MiB for 256 photographs of
         # 38.5 MB.
         region = Region(mapped(num_bytes), self)
         if region.is_locked:
             return torch.from_numpy(region.array(num_bytes))
-        return torch.empty(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+        return self.torchs_pinned(num_bytes)
+
+    def torchs_pinned(self, num_bytes: int) -> Tensor:
+        """Return at least that much from torch's allocator, whose blocks are powers of two."""
+        size = 1 << max(0, num_bytes - 1).bit_length()
+        return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def is_pinned(self, tensor: Tensor) -> bool:
         """Return whether a host tensor is in page-locked memory."""

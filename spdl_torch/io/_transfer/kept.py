@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ...machine.limits import Limits
 from . import cuda
 from .region import keepers
-from .transfer import Transfer
+from .transfer import PINS_AT_HAND_OVER, Transfer
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +48,7 @@ class TransferKeeper:
             transfer = None
         if transfer is None or transfer._backend.device != place:
             _make_room()
-            transfer = Transfer(place)
+            transfer = Transfer(place, num_slabs=3 if PINS_AT_HAND_OVER else 2)
         else:
             transfer.rest()  # slabs that are still lent when processes are forked are not kept
         return transfer, partial(self._take_back, transfer, os.getpid())

@@ -179,8 +179,12 @@ class Slab:
 class SlabRing:
     """Slabs in turn: one is packed while the previous one is copied."""
 
-    def __init__(self, allocate: Callable[[int], Tensor], num_slabs: int) -> None:
+    def __init__(
+        self, allocate: Callable[[int], Tensor], num_slabs: int, *, at_once: bool = False
+    ) -> None:
+        """``at_once``: all have memory before the first batch, and so the first step, begins."""
         self._pid = os.getpid()
+        self._is_wanted = at_once
         self._slabs = [Slab(allocate) for _ in range(num_slabs)]
         self._next = 0
 
@@ -191,6 +195,14 @@ class SlabRing:
         # Only after the wait, which may raise: then the same slab is next.
         self._next = (self._next + 1) % len(self._slabs)
         return slab
+
+    def room(self, slab: Slab, num_bytes: int) -> Tensor:
+        """Return at least that many bytes of the slab that was taken; see ``Slab.room``."""
+        if self._is_wanted and num_bytes:
+            for each in self._slabs:
+                each.room(num_bytes)
+            self._is_wanted = False
+        return slab.room(num_bytes)
 
     @property
     def num_bytes(self) -> int:

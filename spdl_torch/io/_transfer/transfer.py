@@ -34,6 +34,11 @@ steps ahead keep any device busy."""
 
 _LONGEST_PAUSE_SECONDS = 0.01
 
+PINS_AT_HAND_OVER = os.environ.get("SPDL_TORCH_PINS") == "hand-over"
+"""Not yet decided, as it was measured on no GPU: batches are made in ordinary memory, and the
+thread that copies them packs them into three slabs of torch's pinned memory. It would replace
+locked memory that is lent to whoever makes a batch, and all that says when that is free."""
+
 Allocator = tuple["Callable[[int, int, int], int]", "Callable[[int], None]"]
 
 
@@ -155,7 +160,8 @@ class Transfer:
         config = _config_of(device, "Transfer")
         self._backend = cuda.CudaBackend(config.device, config.stream)
         self._readers = self._backend.readers
-        self._ring = ring = slabs.SlabRing(self._backend.pinned, num_slabs)
+        memory = self._backend.torchs_pinned if PINS_AT_HAND_OVER else self._backend.pinned
+        self._ring = ring = slabs.SlabRing(memory, num_slabs, at_once=PINS_AT_HAND_OVER)
         readers = self._readers
 
         def let_go() -> None:  # without this object, which would not go by itself
@@ -215,16 +221,19 @@ class Transfer:
                 wait_while(is_wanted, self._behind[0])
                 self._behind.popleft()
 
-    def limited(self, most_regions: int) -> LimitedLocker:
+    def limited(self, most_regions: int) -> LimitedLocker | None:
         """Return a locker of memory, for at most that many regions at once. Tensors in these are
         copied without a slab, and kept until their copies are done; write to the memory only then.
+        None = they are to be packed.
         """
-        return LimitedLocker(self._backend, most_regions)
+        return None if PINS_AT_HAND_OVER else LimitedLocker(self._backend, most_regions)
 
-    def batch_memory(self, most_pieces: int) -> BatchMemory:
+    def batch_memory(self, most_pieces: int) -> BatchMemory | None:
         """Return pinned memory in which to make batches, which are then copied without a slab: the
-        same each time, of no fewer pieces than before.
+        same each time, of no fewer pieces than before. None = they are to be packed.
         """
+        if PINS_AT_HAND_OVER:
+            return None
         self._memory.grow(most_pieces)
         return self._memory
 
@@ -251,7 +260,7 @@ class Transfer:
             # first: it fails at once, while a host that is short of memory begins to swap.
             blocks = [backend.empty(size) for _, size in layout.blocks]
             direct = [backend.empty(tensor.nbytes) for tensor in pinned]
-            memory = slab.room(layout.num_bytes)
+            memory = self._ring.room(slab, layout.num_bytes)
             guarded: list[Recordable] = [*blocks, *direct]
             try:
                 moved = self._copy_packed(layout, memory, blocks)

@@ -146,12 +146,14 @@ class DeviceStage(Forwarder):
         self.has_met_device = False
         """Whether a batch, or a part of one, was on a device before it was copied there."""
 
-    def limited(self, max_outstanding: int, num_processes: int) -> LimitedLocker:
-        """Return the locker of memory that other processes write; batches are copied from there."""
+    def limited(self, max_outstanding: int, num_processes: int) -> LimitedLocker | None:
+        """Return the locker of memory that other processes write; batches are copied from there.
+        None = it stays pageable."""
         return self._transfer.limited(most_regions(max_outstanding, num_processes))
 
-    def batch_memory(self, max_outstanding: int) -> BatchMemory:
-        """Return pinned memory for the batches of a loader with so many outstanding."""
+    def batch_memory(self, max_outstanding: int) -> BatchMemory | None:
+        """Return pinned memory for the batches of a loader with so many outstanding; None = they
+        are made in ordinary memory."""
         return self._transfer.batch_memory(most_pieces(max_outstanding))
 
     def _when_due(self, result: Result, outlet: Channel[Result]) -> Result:
