@@ -21,6 +21,7 @@ from ..io._cache.samples import sample_bytes, sample_from
 from ..io._image.images import read_sources
 from ..io._remote import is_url
 from ..loader.differences import path_of_difference
+from .mixing.mixture import Mixture
 from .sources import Parquet, TarShards
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ def cached(
 
     Args:
         dataset: map-style. Its samples must be the same every time. Tensors and arrays that are
-            found are contiguous in memory; everything else is pickled.
+            found are contiguous in memory; everything else is pickled. Of a mixture, cache the
+            sources.
         cache: ``"memory"``: shared memory, freed when the training's last process ends. The ranks
             of a machine share it if torchrun, Slurm (``srun``), Lightning or ``multiprocessing``
             started them, and they make their caches in the same order. Or a folder, best on a local
@@ -72,6 +74,8 @@ def cached(
             f"cached: expected a map-style dataset, got {type(dataset).__name__}. The samples of "
             "an iterable one have no index to be kept under."
         )
+    if isinstance(dataset, Mixture):
+        raise TypeError("cached: a mixture has other samples in each epoch. Cache its sources.")
     name = _name_of(dataset)
     identity = "\n".join([name, *_transforms_of(dataset), repr(version)])
     stamp_of = _sample_stamps(dataset, identity, is_checked=version is None)

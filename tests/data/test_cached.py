@@ -33,7 +33,7 @@ from torch.utils.data import Subset
 
 import spdl_torch
 from spdl_torch import ImageFolder
-from spdl_torch.data import cached, caching as caching_module
+from spdl_torch.data import cached, caching as caching_module, mix
 from spdl_torch.data.sources import TarShards
 from spdl_torch.io import image_loader
 from spdl_torch.io._cache import memory, store as store_module
@@ -676,6 +676,7 @@ def below_a_lost_disk(path):
     [
         (lambda path: cached([1], below_a_lost_disk(path), version=1), OSError, "scratch"),
         (lambda path: cached(iter([1])), TypeError, "expected a map-style dataset, got list_iter"),
+        (lambda path: cached(mix({"a": [1]})), TypeError, "mixture .* Cache its sources"),
         (lambda path: cached([1], path), ValueError, "version is needed for a list on disk"),
         (lambda path: cached([1], 3, version=1), TypeError, 'cache must be "memory" or the path'),
         (lambda path: cached([1], max_bytes=0), ValueError, "max_bytes must be >= 1 or None"),
