@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterable, Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from .channel import EPOCH_END, ChannelClosed
 from .failures import as_exception, attach_note
+from .loop import LazyRunner
 from .stage_hooks import StageHooks
 
 if TYPE_CHECKING:
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
 class Source:
     """The running :class:`SourceSpec` of a run.
 
-    An asynchronous iterable has a loop of its own on this thread, and one task, which pauses while
-    an item waits for room: user code that blocks there keeps no op waiting.
+    An asynchronous iterable has a loop of its own on this thread, for all its epochs, and one task
+    in each, which pauses while an item waits for room: user code that blocks there keeps no op
+    waiting.
 
     Stop: a put that waits for room ends at once, and so does an ``await``; the user's own
     ``next()`` cannot be interrupted, and nobody waits for it: its thread ends when that returns.
@@ -52,7 +54,8 @@ class Source:
         """Iterate to the end. The target of the source's thread."""
         queue = self.outlet
         try:
-            self._pass_on()
+            with closing(LazyRunner()) as runner:
+                self._pass_on(runner)
         except ChannelClosed:  # the run stops or has failed: nobody takes any more
             pass
         except BaseException as error:
@@ -70,17 +73,15 @@ class Source:
             queue.finish()
             self._run.source_has_ended()
 
-    def _pass_on(self) -> None:
+    def _pass_on(self, runner: LazyRunner) -> None:
         source, epoch = self.spec.source, _epoch_of(self.spec.source)
         self._since_ns = self._ring.begin()
         while True:
             if isinstance(source, AsyncIterable):
-                with asyncio.Runner() as runner:
-                    runner.run(self._iterate_async(source))
+                runner.run(self._iterate_async(source))
             else:
-                put = self._put
                 for item in source:
-                    put(item)
+                    self._put(item)
                     item = None  # else it would stay alive while the source waits for the next one
             if not self.spec.continuous:
                 return

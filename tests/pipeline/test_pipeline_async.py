@@ -172,6 +172,21 @@ def test_asynchronous_source_is_one_task():
     assert len(tasks) == 1
 
 
+def test_asynchronous_source_keeps_its_loop_over_epochs():
+    """What it opens in the first one, such as a session, is of use in the others."""
+
+    class Source:
+        session = None
+
+        async def __aiter__(self):
+            self.session = self.session or asyncio.create_task(for_ever(None))
+            await asyncio.sleep(0)
+            yield self.session.done()
+
+    with no_leak(), pipeline_of(Source(), continuous=True).auto_stop() as p:
+        assert [list(p) for _ in range(3)] == [[False]] * 3
+
+
 @pytest.mark.parametrize("is_dropped", [False, True])
 def test_stop_ends_an_asynchronous_source_that_waits(is_dropped):
     """It is cancelled at its ``await``; nobody takes from it any more, nor holds the pipeline."""
