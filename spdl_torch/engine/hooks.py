@@ -12,7 +12,7 @@ import inspect
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
 from operator import add
 from time import monotonic, perf_counter_ns, thread_time_ns
@@ -243,10 +243,8 @@ class Reporter:
 
     def request_stop(self) -> None:
         """Report the last intervals and end. Never blocks."""
-        try:
+        with suppress(RuntimeError):  # it was asked before
             self._going_on.release()
-        except RuntimeError:
-            pass  # it was asked before
 
     def _run(self) -> None:
         from .loop import LazyRunner  # asyncio, which a loader does without

@@ -279,6 +279,29 @@ def test_interval_callback_is_called_while_the_run_goes_on():
     source.released.set()
 
 
+def test_callback_that_blocks_holds_up_no_asynchronous_op():
+    """Callbacks have a thread of their own and, for what they keep open, one loop."""
+    called, go_on, loops = threading.Event(), threading.Event(), set()
+
+    class Queue(StatsQueue):
+        async def interval_stats_callback(self, stats):
+            loops.add(asyncio.get_running_loop())
+            called.set()
+            assert go_on.wait(PATIENCE_SECONDS)
+
+    def source():
+        assert called.wait(PATIENCE_SECONDS)
+        yield from range(3)
+
+    build = {"queue_class": Queue, "report_stats_interval": 1e-3}
+    with pipeline_of(source(), asame, build=build).auto_stop() as p:
+        try:
+            assert [p.get_item(timeout=PATIENCE_SECONDS / 2) for _ in range(3)] == [0, 1, 2]
+        finally:
+            go_on.set()
+    assert len(loops) == 1
+
+
 def test_last_interval_has_the_tasks_that_end_after_stop():
     """stop() does not cut the figures off: an op that was running is in the last callback."""
     hook_class, got = collecting(TaskStatsHook, False)

@@ -84,6 +84,30 @@ def test_states_are_shown_from_new_to_closed():
     assert spdl_threads() == []
 
 
+class Heard(StatsQueue):
+    def interval_stats_callback(self, stats):
+        """Somebody listens."""
+
+
+@pytest.mark.parametrize(
+    ("op", "queue_class", "others"),
+    [
+        (spread, StatsQueue, {"spread-0", "spread-1"}),
+        (spread, Heard, {"spread-0", "spread-1", "stats"}),
+        (asame, StatsQueue, {"asame-feeder", "asame-emitter", "loop"}),
+    ],
+)
+def test_threads_are_workers_and_what_was_asked_for(op, queue_class, others):
+    """Two for all coroutines of a stage and one for their loop; one where somebody listens to
+    intervals; and the process's probe. The source has one, the sink none."""
+    source, workers = BlockedSource(), {"src", "same-0", "same-1", "str-0", "str-1"}
+    p = pipeline_of(source, same, op, str, concurrency=2, build={"queue_class": queue_class})
+    with no_leak(), p.auto_stop():
+        names = [thread.name.removeprefix("spdl-") for thread in spdl_threads()]
+        source.released.set()
+    assert sorted(names) == sorted(workers | others | {"probe"})
+
+
 def test_stop_waits_for_a_running_op_and_not_for_the_consumer():
     """stop(timeout) gives up waiting for the op, says for whom, and can be repeated; who waits for
     an item is told at once."""
