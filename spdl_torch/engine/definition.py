@@ -93,8 +93,7 @@ class StageSpec:
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", printable_line(self.name))
         check_whole(f"stage {self.name!r}", concurrency=self.concurrency)
-        if self.buffer_size is not None:
-            check_whole(f"stage {self.name!r}", buffer_size=self.buffer_size)
+        check_whole(f"stage {self.name!r}", buffer_size=self.buffer_size, optional=True)
         check_max_failures(self.max_failures, f"stage {self.name!r}")
         if self.output_order not in ("completion", "input"):
             raise ValueError(

@@ -135,7 +135,7 @@ def whole(builder):
         (lambda b: b.pipe(_Odd()), TypeError, "__getitem__, got _Odd"),
         (lambda b: b.pipe(same, concurrency=0), ValueError, "stage 'same': concurrency must be"),
         (lambda b: b.pipe(same, concurrency=True), TypeError, "concurrency must be an int"),
-        (lambda b: b.pipe(same, buffer_size=0), ValueError, "buffer_size must be >= 1, got 0"),
+        (lambda b: b.pipe(same, buffer_size=0), ValueError, "buffer_size must be >= 1 or None"),
         (lambda b: b.pipe(same, output_order="x"), ValueError, "must be 'completion' or 'input'"),
         (lambda b: b.pipe(same, max_failures=-2), ValueError, "max_failures must be >= 0, or -1"),
         (lambda b: b.pipe(same, max_failures=1.5), ValueError, "share .* between 0 and 1, got 1.5"),
