@@ -496,6 +496,10 @@ class LazyRing(slabs.SlabRing):
         for slab in self._slabs:
             slab.wait()
 
+    def __del__(self):
+        if machine() is not None:
+            super().__del__()
+
 
 rings = weakref.WeakSet()
 
