@@ -124,6 +124,7 @@ def test_three_slabs_are_all_where_batches_are_pinned_at_the_hand_over(device, m
     next(batches)
     assert len(device.torchs) == 3
     del batches
+    assert_threads_end()
     for _ in range(2):
         run_epoch(loader)
     assert len(device.torchs) == len(device.locked) == 3
