@@ -1,5 +1,5 @@
-"""What holds of a loader's iterator at any time, in every seat that has it: where the sampler is
-asked, what a signal's handler may do, what comes after a timeout and after a close."""
+"""What holds of a loader's iterator at any time, in every seat that has it: what a signal's handler
+may do, what comes after a timeout and after a close."""
 
 import itertools
 import multiprocessing
