@@ -37,29 +37,29 @@ def state_of(source):
     return source._state
 
 
-def crew_of(source):
+def backend_of(source):
     """The workers of an iterator, or of a loader that keeps its iterator."""
     return (source._iterator if isinstance(source, DataLoader) else source)._backend
 
 
 def is_waiting(iterator):
     """Whether a loop waits for its next batch."""
-    return crew_of(iterator)._epoch.outlet.counters().get_wait[1] == 1
+    return backend_of(iterator)._epoch.outlet.counters().get_wait[1] == 1
 
 
 def num_ready(iterator):
     """How many batches wait for a loop."""
-    return len(crew_of(iterator)._epoch.outlet)
+    return len(backend_of(iterator)._epoch.outlet)
 
 
 def children_of(source):
     """The worker processes, by number."""
-    return crew_of(source).children
+    return backend_of(source).children
 
 
 def are_up(source):
     """Whether all of them are ready for jobs, by what the loop's thread reads now."""
-    crew_of(source)._hear()
+    backend_of(source)._hear()
     return all(child.is_up for child in children_of(source).values())
 
 

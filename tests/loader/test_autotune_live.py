@@ -12,7 +12,7 @@ import pytest
 import torch
 from _datasets import BulkData, Made, MapData, StreamData
 from _gates import PATIENCE_SECONDS, until
-from _inside import crew_of, is_tuned, resize
+from _inside import backend_of, is_tuned, resize
 from _loader_helpers import ThreadLoader as DataLoader, epoch_of
 from _tuners import RandomTuner, auto
 
@@ -66,11 +66,11 @@ def test_batches_are_those_of_any_fixed_number(dataset, options, isolation, at_r
 def test_workers_that_are_about_to_leave_are_not_counted(monkeypatch):
     """Their numbers are free when they have left: nobody joins in their place before, and later the
     last one does not leave for them."""
-    threads = type(crew_of(iter(DataLoader(MapData(1), num_workers=1))))
+    threads = type(backend_of(iter(DataLoader(MapData(1), num_workers=1))))
     may_leave, leaving, is_surplus = threading.Event(), [], threads._is_surplus
 
-    def slowly(crew):
-        if not is_surplus(crew):
+    def slowly(workers):
+        if not is_surplus(workers):
             return False
         leaving.append(threading.current_thread())
         return may_leave.wait(PATIENCE_SECONDS)
@@ -97,7 +97,7 @@ def test_worker_that_joins_and_cannot_start_ends_the_epoch():
         worker_init_fn=lambda number: {0: "a licence"}[number],
     )
     batches = iter(loader)
-    crew_of(batches).resize(3, 6)
+    backend_of(batches).resize(3, 6)
     with pytest.raises(KeyError, match=r"[12]"):
         list(batches)
     assert next(batches, None) is None

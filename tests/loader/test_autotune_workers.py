@@ -11,7 +11,7 @@ import pytest
 import torch
 from _datasets import Indices
 from _gates import num_fds, until
-from _inside import children_of, crew_of, give_out, resize, tuning_of
+from _inside import backend_of, children_of, give_out, resize, tuning_of
 from _isolated import children, nothing_left, release_what_has_ended
 from _loader_helpers import PATIENCE_SECONDS, DataLoader, assert_threads_end
 from _readings import shown
@@ -125,8 +125,8 @@ def test_number_stays_where_no_more_processes_can_be_started(monkeypatch, caplog
         raise OSError("no more processes")
 
     monkeypatch.setattr(child_process, "_start", refuse)
-    assert crew_of(batches).resize(3, 6) == 1
-    assert crew_of(batches).resize(2, 4) == 1
+    assert backend_of(batches).resize(3, 6) == 1
+    assert backend_of(batches).resize(2, 4) == 1
     assert "no more processes" in caplog.text
     assert len(list(batches)) == 150
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from _datasets import Made
 from _gates import is_running, num_fds, until
-from _inside import are_up, children_of, crew_of
+from _inside import are_up, backend_of, children_of
 from _isolated import bits, children, epochs_of, isolated, nothing_left, release_what_has_ended
 from _isolation_data import Crashing, Images
 from _loader_helpers import PATIENCE_SECONDS, DataLoader, assert_threads_end
@@ -89,10 +89,10 @@ def test_others_make_the_batches_of_a_child_whose_successor_takes_long(held_back
     found += [bits(next(batches)) for _ in range(10)]
     until(lambda: "The others make its batches again: " in caplog.text)
     assert not children_of(batches)[1].jobs
-    assert crew_of(batches).numbers_at_work() == [0, 2]
+    assert backend_of(batches).numbers_at_work() == [0, 2]
     begin.set()
     until(lambda: are_up(batches))
-    assert crew_of(batches).numbers_at_work() == [0, 1, 2]
+    assert backend_of(batches).numbers_at_work() == [0, 1, 2]
     assert found + list(map(bits, batches)) == expected
 
 
@@ -105,7 +105,7 @@ def test_epoch_begins_while_a_killed_child_has_no_successor_yet(held_back):
     found = [list(map(bits, (first, *batches)))]
     batches = iter(loader)
     begin.set()
-    until(lambda: are_up(batches) or crew_of(batches)._look_after())
+    until(lambda: are_up(batches) or backend_of(batches)._look_after())
     assert [*found, list(map(bits, batches))] == epochs_of(DataLoader(Images(40), 2, seed=1), 2)
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from _datasets import Indices
 from _gates import in_thread, pipeline_of, result_of
-from _inside import children_of, crew_of, run_of, tuning_of
+from _inside import backend_of, children_of, run_of, tuning_of
 from _readings import reading, stage
 from _seats import in_every_seat
 
@@ -280,7 +280,7 @@ def test_rows_of_processes_are_read_while_they_are_kept():
     loader = DataLoader(Indices(4), num_workers=1, isolation="process")
     batches, found = iter(loader), []
     next(batches)
-    stats, child = crew_of(batches).stats, children_of(batches)[0]
+    stats, child = backend_of(batches).stats, children_of(batches)[0]
     copied = child.page.ring.copied
 
     def num_rows():

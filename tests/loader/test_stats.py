@@ -18,7 +18,7 @@ from spdl_torch.loader.backends.processes import worker_process
 from spdl_torch.loader.backends.processes.process import start_child
 from spdl_torch.loader.fetching import timing as timing_module
 from spdl_torch.loader.fetching.timing import timed
-from spdl_torch.loader.stats.stats import CrewStats
+from spdl_torch.loader.stats.stats import WorkersStats
 from spdl_torch.machine.histogram import Histogram, percentile
 from spdl_torch.pipeline import StageInfo, TaskStatsHook
 
@@ -191,8 +191,8 @@ def test_loop_waits_while_workers_start(seat, monkeypatch):
 
 def seconds_in_queue(batches):
     """What the loop has waited for workers alone."""
-    stats = batches.stats()
-    return seconds_waited(stats.snapshot(of_workers=True)) if isinstance(stats, CrewStats) else 0.0
+    own = batches.stats()
+    return seconds_waited(own.snapshot(of_workers=True)) if isinstance(own, WorkersStats) else 0.0
 
 
 class WorkingHandler(logging.Handler):

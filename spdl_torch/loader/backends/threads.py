@@ -21,10 +21,10 @@ from ...machine.probes import join_probing, start_probing, stop_probing
 from ...objects.generator_states import generators_kept
 from ..stats.counts import WorkerCounts
 from .activity import Activity
-from .crew import JOIN_SECONDS, MAX_EPOCHS_WAITING, Crew
 from .jobs import NO_BATCHES, Epoch, Job, Result, SharedJob, Sharing
 from .transfer_stage import most_pieces
 from .worker_thread import Worker, intra_op_threads_kept, use_one_intra_op_thread
+from .workers import JOIN_SECONDS, MAX_EPOCHS_WAITING, Workers
 
 if TYPE_CHECKING:
     from ...engine.recorder import FlightRecorder
@@ -45,8 +45,8 @@ _LEAST_START_SECONDS = 10.0
 _MOST_WORKERS = 1_000_000
 
 
-class Threads(Crew):
-    """Worker threads; see ``Crew``.
+class Threads(Workers):
+    """Worker threads; see ``Workers``.
 
     A thread that is fetching a sample as they are stopped finishes it and then ends. Only the
     interpreter's exit waits for that, for a bounded time.
@@ -151,7 +151,7 @@ class Threads(Crew):
 
     @property
     def loss(self) -> BaseException | None:
-        """The failure of a thread, through no fault of the dataset; see ``Crew.loss``."""
+        """The failure of a thread, through no fault of the dataset; see ``Workers.loss``."""
         if self._death is None:
             return None
         error = RuntimeError(

@@ -1,5 +1,5 @@
-"""What is counted in an epoch, from which its figures are computed: by a crew's workers, by the
-clocks of the loop, and all of it as it is read at one moment."""
+"""What is counted in an epoch, from which its figures are computed: by workers, by the clocks
+of the loop, and all of it as it is read at one moment."""
 
 from __future__ import annotations
 

@@ -88,8 +88,8 @@ class EpochStats(ABC):
         return (*(() if self.skipped is None else self.skipped.remarks()), *own)
 
 
-class CrewStats(EpochStats):
-    """The statistics of the epoch on a crew's workers or, once they have ended, of the last one."""
+class WorkersStats(EpochStats):
+    """The statistics of the epoch on workers or, once they have ended, of the last one."""
 
     def __init__(self, stage: Forwarder | None = None) -> None:
         super().__init__(stage)

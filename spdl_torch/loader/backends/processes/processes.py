@@ -24,8 +24,8 @@ from ....engine.shared import LiveObjects
 from ....machine.starting import handlers_deferred
 from ...error_notes import describe_batch
 from ...rng.patches import install_for_copies
-from ..crew import JOIN_SECONDS, Crew
 from ..transfer_stage import Forwarder, most_regions
+from ..workers import JOIN_SECONDS, Workers
 from .hearing import Hearing, Incoming, Unpacking
 from .process import FINISH_SECONDS, context_of, forks, reap
 from .process_counts import ProcessCounts
@@ -52,8 +52,8 @@ _LOOK_SECONDS = 0.1
 """The interval at which a loop looks after the children while another thread hears them."""
 
 
-class Processes(Crew):
-    """Worker processes; see ``Crew``.
+class Processes(Workers):
+    """Worker processes; see ``Workers``.
 
     ``request_stop`` asks the children to end. Each has 5 s to finish the sample that it is
     fetching; then it ends itself. Only the interpreter's exit waits for that.
@@ -93,8 +93,8 @@ class Processes(Crew):
     def begin(
         self, key: StreamKey, workers: Sequence[WorkerState], order: object = None
     ) -> tuple[ConsumerRing, Sized]:
-        """Begin an epoch; see ``Crew``. From here on a thread unpacks the batches if that took the
-        loop long in the last one: it would not do it while it waits for its device."""
+        """Begin an epoch; see ``Workers``. From here on a thread unpacks the batches if that took
+        the loop long in the last one: it would not do it while it waits for its device."""
         if self.hearing.unpacking.is_long and self._stage is None:
             self._stage = Forwarder()
         if self._stage is not None:
@@ -262,7 +262,7 @@ class Processes(Crew):
 
     @property
     def loss(self) -> BaseException | None:
-        """The error that a child's end means for the epoch; see ``Crew.loss``."""
+        """The error that a child's end means for the epoch; see ``Workers.loss``."""
         if self._lost is None:
             return None
         child, batch = self._lost

@@ -23,7 +23,7 @@ from ...engine.shared import weakly
 from ...engine.threads import ThreadGroup
 from ...errors import PipelineStopped
 from ..checkpoint.epoch import Told
-from ..stats.stats import CrewStats
+from ..stats.stats import WorkersStats
 from .activity import describe_activities
 from .backend import Backend
 from .jobs import NO_BATCHES, Epoch, Result
@@ -48,7 +48,7 @@ _UNDER_WAY_SECONDS = 5.0  # for the samples that threads are making, as close() 
 MAX_EPOCHS_WAITING = 1_000  # that a persistent loader may begin before a thread looks
 
 
-class Crew(Backend):
+class Workers(Backend):
     """The workers of one iterator, and the epoch that they work on.
 
     ``break``, an exception and Ctrl-C call ``request_stop``: every wait ends at once; a worker that
@@ -76,7 +76,7 @@ class Crew(Backend):
         self._spec = spec
         self._stage = stage
         self.placement = placement
-        self.stats: CrewStats = CrewStats(stage)
+        self.stats: WorkersStats = WorkersStats(stage)
         self._epoch: Epoch | None = None
         self.is_stopped = False
         self._is_whole = True  # False once the system had nothing for one more worker
