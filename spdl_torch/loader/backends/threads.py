@@ -63,7 +63,6 @@ class Threads(Workers):
             spec = spec._replace(memory=stage.batch_memory(spec.max_outstanding))
         super().__init__(spec, stage, placement)
         self.activities = [Activity() for _ in range(spec.announced_workers)]
-        self._death: BaseException | None = None  # of a thread, through no fault of the dataset
         # A queue of epochs for each running worker. Workers remove their own when they leave, so
         # iterate over a copy.
         self._epochs = {n: Channel[Epoch](MAX_EPOCHS_WAITING) for n in range(spec.num_workers)}
@@ -149,18 +148,6 @@ class Threads(Workers):
             cast("BatchMemory", spec.memory).grow(most_pieces(max_outstanding))
         self.counts.workers.change(num_workers)
 
-    @property
-    def loss(self) -> BaseException | None:
-        """The failure of a thread, through no fault of the dataset; see ``Workers.loss``."""
-        if self._death is None:
-            return None
-        error = RuntimeError(
-            "DataLoader: a thread of the loader has failed, through no fault of the dataset: "
-            f"{text_of(self._death)}. The log has its traceback; please report it."
-        )
-        error.__cause__ = self._death
-        return error
-
     def rest(self) -> None:
         """Note that an epoch is over; see ``Backend``."""
         super().rest()
@@ -245,7 +232,11 @@ class Threads(Workers):
             self._epochs.pop(number, None)  # last: from here on resize() may give the number again
         except BaseException as error:
             _logger.exception("DataLoader: a thread of the loader has failed")
-            self._death = error.with_traceback(None)
+            self.failure = RuntimeError(
+                "DataLoader: a thread of the loader has failed, through no fault of the dataset: "
+                f"{text_of(error)}. The log has its traceback; please report it."
+            )
+            self.failure.__cause__ = error.with_traceback(None)
             if (epoch := self._epoch) is not None:
                 epoch.close()
         finally:

@@ -61,8 +61,9 @@ class Workers(Backend):
     counts: Source
     """What the workers count."""
     failure: BaseException | None = None
-    """The error of a worker that could not start, which comes before the next batch; None = all
-    have started, or theirs comes in place of a batch."""
+    """The error of a worker that could not start, or of a thread that failed through no fault of
+    the dataset: it comes before the next batch. None = there is none, or it comes in place of a
+    batch."""
     activities: Sequence[Activity] = ()
     """What those of them that are threads of this process do."""
     look_seconds = inf
@@ -106,9 +107,9 @@ class Workers(Backend):
         """End the workers. Never blocks; safe in a finalizer; any number of times."""
 
     @property
-    @abstractmethod
     def loss(self) -> BaseException | None:
         """The error for which no batch comes any more in this epoch; None = all is well."""
+        return self.failure
 
     # As Backend says:
 
