@@ -54,6 +54,11 @@ _CLOSED = (
     "iter(loader) for a new one, and end a thread that loads before the program ends."
 )
 
+_SHARED = (
+    "DataLoader: next() of this iterator was called while another one is under way, on another "
+    "thread or in code that a handler has interrupted. Hold a lock around next()."
+)
+
 _SHORT = (
     "DataLoader: this epoch of {0} has {1} items, just as many as were left of the epoch before, "
     "which was resumed in its middle. If {0} begins again at the state that it was given, as "
@@ -82,16 +87,15 @@ class LoaderIterator(EpochIterator):
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         super().__init__(loader)
-        self._has_workers = self._num_workers > 0
         # Attributes of a finished loader may be set to anything.
         if self._num_workers < 0:
             raise AssertionError(f"DataLoader: num_workers must be >= 0, got {self._num_workers}.")
-        if self._has_workers and not loader.prefetch_factor:
+        if self._num_workers and not loader.prefetch_factor:
             raise AssertionError(
                 f"DataLoader: prefetch_factor must be >= 1 for num_workers={self._num_workers}, "
                 f"got {loader.prefetch_factor}. Set loader.prefetch_factor, too."
             )
-        if self._timeout > 0 and not self._has_workers:
+        if self._timeout > 0 and not self._num_workers:
             raise AssertionError(
                 f"DataLoader: timeout must be 0 for num_workers=0, got {self._timeout}: there is "
                 "no other thread to wait for."
@@ -99,6 +103,7 @@ class LoaderIterator(EpochIterator):
         self._in_order = loader.in_order
         self._iterable = isinstance(self._dataset, IterableDataset)
         self._over: str | None = None
+        self._is_asked = False  # for a batch, by a next() that is under way
         self._tuner = self._gil = None
         stage = open_device_stage(loader)
         self._backend = open_backend(loader, self._load_spec(loader), stage)
@@ -114,7 +119,7 @@ class LoaderIterator(EpochIterator):
                 self._tuner = LoaderTuner(loader, loader._tuning_state(), self._backend)
             self._begin_jobs(loader)
             # Of threads alone, and where there are statistics.
-            if loader.stats and self._has_workers and not self._backend.num_processes:
+            if loader.stats and self._num_workers and not self._backend.num_processes:
                 self._gil = loader._state.gil
         except BaseException:
             self._backend.request_stop()  # the error's frames may keep this object alive
@@ -184,7 +189,7 @@ class LoaderIterator(EpochIterator):
             max_outstanding=_max_outstanding(loader),
             evenly=not loader.in_order and (self._iterable or loader.rng == "worker"),
         )
-        told = self._stats.starts.time(self._fill) if self._has_workers else None
+        told = self._stats.starts.time(self._fill) if self._num_workers else None
         if told is not None:
             raise told.error
         self._over = None
@@ -227,12 +232,15 @@ class LoaderIterator(EpochIterator):
         """Return what the loop gets."""
         if self._over is not None:
             return Told(PipelineStopped(self._over)) if self._over else _END
+        if self._is_asked:
+            return Told(RuntimeError(_SHARED))
         result: Any = None
         handed: Any = None
         try:
+            self._is_asked = True
             self._ring.ask(self._outlet)
             while True:
-                handed = self._hold() if self._has_workers else self._make()
+                handed = self._hold() if self._num_workers else self._make()
                 if handed is not None:
                     return handed  # type: ignore[no-any-return]  # Told
                 result, self._dealing.held = self._dealing.held, None
@@ -252,6 +260,7 @@ class LoaderIterator(EpochIterator):
             self._backend.request_stop()
             raise
         finally:
+            self._is_asked = False
             # An error's traceback may lead here, and a reference to it would be a cycle.
             result = handed = None
 
@@ -426,9 +435,12 @@ class LoaderIterator(EpochIterator):
         """End the epoch here, and the workers; ``next()`` raises ``PipelineStopped`` from now on,
         unless it is over. Blocks until the samples under way are made, for 5 seconds at most.
         """
-        if self._over != _ENDED:
+        before = self._over
+        if before != _ENDED:
             self._over = _CLOSED
-        self._backend.request_stop()
+        # In the middle of an epoch, but of no next(), stop() reads the last log lines of processes.
+        if before is not None or self._is_asked:
+            self._backend.request_stop()
         self._backend.stop()
         self._outlet = ()  # frees the batches that nobody has taken, though this object is kept
 

@@ -12,11 +12,13 @@ import pytest
 from _at_call import AtCall
 from _covering import by_pairs
 from _datasets import IndexStream, Indices, Made, share_of_worker
-from _gates import until
-from _inside import is_waiting
+from _gates import in_thread, result_of, until
+from _inside import is_asked
 from _seats import FORKED, NONE, THREADS, in_every_seat, in_seats
 from torch.utils.data import IterableDataset
 
+from spdl_torch.loader.backends.processes import worker_process
+from spdl_torch.loader.backends.processes.process import start_child
 from spdl_torch.pipeline import PipelineStopped
 
 LENGTH = 40
@@ -165,16 +167,39 @@ def test_timeout_says_where_the_worker_is_and_the_batch_comes_after_it(seat, gat
 
 
 @pytest.mark.parametrize("gated", [Gated], indirect=True)
+@in_seats(NONE, THREADS, FORKED)
+def test_thread_that_asks_beside_another_one_gets_an_error(seat, gated):
+    """And the other one its batch."""
+    batches = iter(seat.loader(gated, 1))
+    assert [next(batches).item() for _ in range(2)] == [0, 1]
+    other = in_thread(next, batches)
+    until(lambda: is_asked(batches))
+    with pytest.raises(RuntimeError, match="while another one is under way"):
+        next(batches)
+    gated.open()
+    assert result_of(other).item() == 2
+    assert indices_of(batches) == [3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("gated", [Gated], indirect=True)
 @with_workers
-def test_loop_that_waits_is_told_of_a_close(seat, gated):
-    """By whichever thread; again and again, it is over."""
+def test_loop_that_waits_is_told_of_a_close(seat, gated, monkeypatch):
+    """By whichever thread; again and again, it is over. Nobody takes the place of a process that
+    ends by it."""
+    started = []
+
+    def start(*arguments):
+        started.append(arguments)
+        return start_child(*arguments)
+
+    monkeypatch.setattr(worker_process, "start_child", start)
     children = set(multiprocessing.active_children())
     loader = seat.loader(gated, 1)
     batches = iter(loader)
     assert [next(batches).item() for _ in range(2)] == [0, 1]
 
     def close():
-        until(lambda: is_waiting(batches))
+        until(lambda: is_asked(batches))
         loader.close()
 
     closing = threading.Thread(target=close)
@@ -188,3 +213,4 @@ def test_loop_that_waits_is_told_of_a_close(seat, gated):
     until(lambda: set(multiprocessing.active_children()) <= children)
     with pytest.raises(PipelineStopped, match="was closed"):
         next(batches)
+    assert len(started) == (seat.num_workers if seat.are_processes else 0)

@@ -89,6 +89,7 @@ HOOKS = {
     "pin_memory": (Failing, "pin_memory"),
     "to": (Failing, "in the transfer to"),
     "__reduce__": (Failing, "has to be pickled on its way"),
+    "load": (Failing, "in receiving what a worker process has sent"),
 }
 
 
@@ -97,15 +98,16 @@ HOOKS = {
 def test_error_takes_the_place_of_its_batch(seat, hook, monkeypatch, backends):
     """One epoch with an error of every kind, one after another: each has its type, its text and a
     note that says where, and all other batches come. Without workers an Exception alone does so:
-    others end the program, as with torch."""
-    if hook == "__reduce__" and not seat.are_processes:
+    others end the program, as with torch, and so where the loop unpickles what a process sent."""
+    is_pickled = hook in ("__reduce__", "load")
+    if is_pickled and not seat.are_processes:
         pytest.skip("batches are pickled on their way from a process")
     make, where = HOOKS[hook]
-    kinds = [each for each in ALL if each in EXCEPTIONS or seat is not NONE]
+    kinds = [*EXCEPTIONS] if seat is NONE or hook == "load" else [*ALL]
     if hook == "__next__":
         kinds.remove("stop")  # that is an iterator's end
     dataset = make(kinds, hook)
-    options = {"batch_size": None} if hook == "__reduce__" else {}
+    options = {"batch_size": None} if is_pickled else {}
     if hook in ("collate_fn", "pin_memory", "to"):
         options["collate_fn"] = dataset.collate
     if hook == "to":

@@ -119,7 +119,7 @@ class Failing(Dataset):
 
     def __getitem__(self, index):
         self.raise_at(index, "__getitem__")
-        return Part(self, index) if self.where == "__reduce__" else index
+        return Part(self, index) if self.where in ("__reduce__", "load") else index
 
     def collate(self, samples):
         self.raise_at(samples[0], "collate_fn")
@@ -149,15 +149,21 @@ class FailingStream(IterableDataset, Failing):
 
 
 class Part:
-    """A sample or batch of such a dataset, which pickles, pins or moves itself, or raises."""
+    """A sample or batch of such a dataset, which pickles, pins or moves itself, is unpickled, or
+    raises."""
 
     def __init__(self, dataset, index):
         self.dataset, self.index = dataset, index
 
     def __reduce__(self):
         self.dataset.raise_at(self.index, "__reduce__")
-        moves = self.dataset.where in ("pin_memory", "to")
-        return (Part, (self.dataset, self.index)) if moves else (int, (self.index,))
+        kind = {"pin_memory": Part, "to": Part, "load": Part.load}.get(self.dataset.where)
+        return (int, (self.index,)) if kind is None else (kind, (self.dataset, self.index))
+
+    @staticmethod
+    def load(dataset, index):
+        dataset.raise_at(index, "load")
+        return index
 
     def pin_memory(self):
         self.dataset.raise_at(self.index, "pin_memory")

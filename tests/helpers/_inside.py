@@ -42,9 +42,9 @@ def backend_of(source):
     return (source._iterator if isinstance(source, DataLoader) else source)._backend
 
 
-def is_waiting(iterator):
-    """Whether a loop waits for its next batch."""
-    return backend_of(iterator)._epoch.outlet.counters().get_wait[1] == 1
+def is_asked(iterator):
+    """Whether a next() is under way, in the middle of an epoch: it waits."""
+    return iterator._is_asked
 
 
 def num_ready(iterator):

@@ -203,10 +203,16 @@ def test_shared_values_of_multiprocessing_pass():
 
 
 def test_log_of_the_child_is_the_trainers(caplog):
-    """Records of our loggers in the child reach the trainer's handlers."""
+    """Records of our loggers in the child reach the trainer's handlers, also where the loop ends
+    or is closed before it has read them."""
     log = logging.getLogger("spdl_torch.data").warning
-    list(isolated(Made(lambda index: log("sample %d", index), 2), 2, collate_fn=list))
-    assert {"sample 0", "sample 1"} == {record.message for record in caplog.records}
+    loader = isolated(Made(lambda index: log("sample %d", index), 6), 2, collate_fn=list)
+    for end in (list, lambda _: loader.close()):
+        caplog.clear()
+        batches = iter(loader)
+        until(lambda: loader.snapshot().stages[0].tasks.num_tasks == 6)
+        end(batches)
+        assert {f"sample {index}" for index in range(6)} == {*caplog.messages}
 
 
 def test_torchs_own_processes_load_where_there_are_none_of_ours(monkeypatch, caplog):

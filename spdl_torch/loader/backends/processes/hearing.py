@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....engine.channel import ChannelClosed, WaitIsOver, WaitTime
 from ....engine.counters import QueueCounters
-from ...error_notes import is_of_handler
+from ...error_notes import add_thread_note, is_users
 from ..jobs import NO_BATCHES, Failed, Loaded, recorded
 from .batch_packing import unpack
 from .error_pickle import unpack_error, with_errors
@@ -163,16 +163,13 @@ class Incoming:
 
     def __init__(self, hearing: Hearing, recorder: FlightRecorder, *, in_order: bool) -> None:
         self._hearing = hearing
-        self._in_order = in_order
         self._recorder = recorder
         self.closed = False
-        # Of the user's code; on another thread Ctrl-C never comes.
-        self._catches = Exception if hearing.is_the_loops else BaseException
         self.heard: deque[_Heard] = deque()
         """What came and is not in order yet."""
         self._early: dict[int, _Heard] = {}
         self._ready: deque[_Heard] = deque()
-        self._turn = 0
+        self._turn: int | None = 0 if in_order else None
         self._wait_time = WaitTime()
         self._num_put = self._num_got = 0
         self._created_ns = self._empty_since_ns = perf_counter_ns()
@@ -219,10 +216,10 @@ class Incoming:
         return bool(self._ready)
 
     def _came(self, heard: _Heard) -> None:
-        if not self._in_order:
-            self._append(heard, heard[2])
-            return
         early, latest_ns = self._early, heard[2]
+        if self._turn is None:
+            self._append(heard, latest_ns)
+            return
         early[heard[1].number] = heard
         while (found := early.pop(self._turn, None)) is not None:
             self._turn += 1
@@ -246,9 +243,11 @@ class Incoming:
             if (finalize := self._hearing.finalize) is not None:
                 loaded = loaded._replace(batch=finalize(loaded.batch))
             return with_errors(loaded, unpack_error)
-        except self._catches as error:
-            if is_of_handler(error):
-                raise
+        except BaseException as error:
+            if self._hearing.is_the_loops and not is_users(error):
+                raise  # Ctrl-C, which never comes on another thread
+            where = "in receiving what a worker process has sent"
+            add_thread_note(error, where, f"batch {packed.number}")
             rest = with_errors(packed, unpack_error)
             return Failed(packed.number, error, rest.progress, rest.tries)
 
