@@ -7,11 +7,13 @@ import sys
 import textwrap
 import threading
 import weakref
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from itertools import product
 from multiprocessing.context import SpawnContext
 
 import _warm
 import pytest
+from _at_call import AtCall
 from _datasets import BulkData, GatedData, Indices, MapData, StreamData
 from _folders import HELPERS
 from _gates import is_gone, is_running, shared_memory_of, until
@@ -194,9 +196,10 @@ class Stateful(StreamData):
 
 
 def train(loader, how):
-    """Two epochs, each ended in that way."""
-    for _ in range(2):
-        with suppress(ValueError):
+    """Two epochs, each ended in that way; by Ctrl-C, at some call."""
+    for place in (60, 250):
+        interrupt = AtCall(place) if how == "Ctrl-C" else nullcontext()
+        with suppress(ValueError, KeyboardInterrupt), interrupt:
             for number, _batch in enumerate(loader):
                 if how in ("break", "state") and number == 1:
                     break
@@ -223,7 +226,7 @@ OPTIONS = {
     "process": {"num_workers": 1, "isolation": "process"},
 }
 ENDINGS = [
-    *((kind, how) for kind in (MapData, BulkData, StreamData) for how in ("end", "break", "error")),
+    *product((MapData, BulkData, StreamData), ("end", "break", "error", "Ctrl-C")),
     *((Stateful, how) for how in ("state", "end, state")),
 ]
 

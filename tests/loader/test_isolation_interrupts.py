@@ -8,18 +8,22 @@ import random
 import signal
 import sys
 import threading
+import warnings
 from contextlib import contextmanager, suppress
 from time import monotonic
 
 import psutil
 import pytest
+import torch
 from _at_call import AtCall
-from _gates import shared_memory_of
+from _gates import shared_memory_of, until
 from _isolated import num_mapped_slabs, release_what_has_ended
 from _isolation_data import Images
 from _loader_helpers import PATIENCE_SECONDS, assert_threads_end
 
 from spdl_torch import DataLoader
+from spdl_torch.loader.backends.processes.signals import TRAINERS
+from spdl_torch.pipeline import PipelineStopped
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="sends signals")
 
@@ -47,6 +51,10 @@ def belongings():
         "descriptors": sorted(os.listdir("/proc/self/fd")),
         "slabs": num_mapped_slabs(),
         "names": shared_memory_of(os.getpid()),
+        "signals": signal.pthread_sigmask(signal.SIG_BLOCK, []),
+        "handlers": list(map(signal.getsignal, TRAINERS)),
+        "warnings": list(warnings.filters),
+        "intra-op threads": torch.get_num_threads(),
     }
 
 
@@ -113,6 +121,26 @@ def test_epoch_is_whole_after_ctrl_c_where_a_persistent_loader_began_one(before,
             iter(loader)
         assert [batch.tolist() for batch in loader] == whole, interrupt.where
         del loader
+        assert_nothing_is_left(before, interrupt.where)
+        if interrupt.where is None:
+            break
+    assert place > 1, "there are places where it can come"
+
+
+@pytest.mark.parametrize(("isolation", "step"), [("thread", 17), ("process", 31)])
+def test_close_that_ctrl_c_cuts_off_is_finished_by_the_next_one(before, isolation, step):
+    """Wherever it comes in the first one, though somebody keeps the iterator."""
+    for place in itertools.count(1, step):
+        loader = DataLoader(list(range(12)), 4, num_workers=2, isolation=isolation)
+        next(batches := iter(loader))
+        with suppress(KeyboardInterrupt), AtCall(place) as interrupt:
+            loader.close()
+        loader.close()
+        assert_threads_end()
+        until(lambda: not multiprocessing.active_children())
+        with pytest.raises(PipelineStopped):
+            next(batches)
+        del batches, loader
         assert_nothing_is_left(before, interrupt.where)
         if interrupt.where is None:
             break

@@ -10,6 +10,7 @@ import pytest
 import torch
 from _at_call import AtCall
 from _datasets import Made
+from _gates import until
 from _isolated import isolated, mapped_slabs, num_mapped_slabs
 from _isolation_data import Images
 from torch.utils.data import Dataset
@@ -181,9 +182,35 @@ class Texts(Dataset):
         return [str(index) for index in indices]
 
 
-def test_large_jobs_and_large_results_do_not_block_each_other():
-    """The trainer writes jobs while the workers write results, each more than a pipe takes."""
-    batches = [list(range(10**6 + n, 10**6 + n + 25_000)) for n in range(10)]
-    options = {"num_workers": 2, "prefetch_factor": 3, "collate_fn": list}
+@pytest.mark.parametrize("size", [6_300, 25_000])
+def test_child_has_its_jobs_and_sends_its_batches_while_the_loop_is_away(size):
+    """All of them, however large: of 31 KB each, of which a socket takes a few, or more than one
+    takes at all."""
+    batches = [list(range(10**6 + n, 10**6 + n + size)) for n in range(20)]
+    options = {"num_workers": 1, "prefetch_factor": 16, "collate_fn": list}
     loader = DataLoader(Texts(), batch_sampler=batches, **options)
-    assert list(loader) == [[str(index) for index in batch] for batch in batches]
+    rest = iter(loader)
+    until(lambda: loader.snapshot().stages[1].tasks.num_tasks == 16)
+    assert list(rest) == [[str(index) for index in batch] for batch in batches]
+
+
+def test_rest_of_a_message_comes_after_a_timeout(monkeypatch):
+    """A child that is stopped in the middle of one costs neither the loop its timeout nor the
+    batch."""
+    (reads, writes), trainer, flush = os.pipe(), os.getpid(), Wire.flush
+
+    def stopping(wire):
+        if os.getpid() != trainer and wire.unsent:
+            content, _ = wire.unsent[0]
+            wire.unsent[0] = content[wire.socket.send(content[:9]) :], ()
+            os.read(reads, 1)
+        flush(wire)
+
+    monkeypatch.setattr(Wire, "flush", stopping)
+    batches = iter(isolated([0, 1, 2, 3], num_workers=1, timeout=0.5))
+    with pytest.raises(RuntimeError, match=r"timed out after 0\.5 seconds"):
+        next(batches)
+    os.write(writes, b"12345678")
+    assert [batch.item() for batch in batches] == [0, 1, 2, 3]
+    os.close(reads)
+    os.close(writes)

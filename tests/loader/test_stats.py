@@ -116,6 +116,19 @@ def test_workers_that_begin_after_the_first_batch_are_counted():
         os.close(writes)
 
 
+def test_queue_of_a_process_is_as_full_as_its_clock_has_it():
+    """However late the loop reads what the process has sent."""
+    loader = FORKED.loader(Indices(4), batch_size=1, num_workers=1, prefetch_factor=4)
+    batches = iter(loader)
+    until(lambda: loader.snapshot().stages[0].tasks.num_tasks == 4)
+    away = sum(work() for _ in range(20))
+    next(batches)
+    stats = loader.snapshot()
+    is_empty = (1 - stats.stages[1].queue.occupancy_rate) * stats.elapsed
+    assert 0 < is_empty <= stats.elapsed - away
+    assert len(list(batches)) == 3
+
+
 def work():
     """Some work in Python; return its seconds."""
     began = perf_counter()
