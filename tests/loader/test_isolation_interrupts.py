@@ -16,7 +16,7 @@ import psutil
 import pytest
 import torch
 from _at_call import AtCall
-from _gates import shared_memory_of, until
+from _gates import in_thread, result_of, shared_memory_of, until
 from _isolated import num_mapped_slabs, release_what_has_ended
 from _isolation_data import Images
 from _loader_helpers import PATIENCE_SECONDS, assert_threads_end
@@ -51,10 +51,17 @@ def belongings():
         "descriptors": sorted(os.listdir("/proc/self/fd")),
         "slabs": num_mapped_slabs(),
         "names": shared_memory_of(os.getpid()),
+        **settings(),
+    }
+
+
+def settings():
+    """What is the trainer's own."""
+    return {
         "signals": signal.pthread_sigmask(signal.SIG_BLOCK, []),
         "handlers": list(map(signal.getsignal, TRAINERS)),
         "warnings": list(warnings.filters),
-        "intra-op threads": torch.get_num_threads(),
+        "intra-op threads": result_of(in_thread(torch.get_num_threads)),
     }
 
 
@@ -92,10 +99,11 @@ def before(monkeypatch):
     """Belongings, with what a first loader opens for good."""
     # Ctrl-C in a finalizer is printed and dropped; pytest would keep it, and all it refers to.
     monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: None)
+    own = settings()
     whole_life(random.Random(0), "process")
     assert_threads_end()
     release_what_has_ended()
-    return belongings()
+    return {**belongings(), **own}
 
 
 @pytest.mark.parametrize(("isolation", "num_places"), [("thread", 16), ("process", 12)])

@@ -21,6 +21,7 @@ from multiprocessing import connection, process as processes, resource_tracker
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from ....machine.starting import handlers_deferred
 from ....scopes import scope
 from ...placing import starts_threads
 from ..activity import workers_at_rest
@@ -129,7 +130,8 @@ class ChildProcess:
         popen: Any = getattr(self._process, "_popen", None)  # private: without it, freed later
         if popen is not None:
             vars(popen).pop("terminate", None)  # it refers to this object: break the cycle
-            popen.close()
+            with handlers_deferred():  # functions of Python's close its descriptors
+                popen.close()
 
     def forget(self) -> None:
         """Close this process's descriptor; in a forked one, the child belongs to the parent.
