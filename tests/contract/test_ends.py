@@ -7,7 +7,7 @@ import sys
 import textwrap
 import threading
 import weakref
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from itertools import product
 from multiprocessing.context import SpawnContext
 
@@ -195,11 +195,19 @@ class Stateful(StreamData):
         raise LookupError("no state")
 
 
+def interrupt(batches, place):
+    next(batches)
+    with AtCall(place):
+        list(batches)
+    raise AssertionError("the epoch was too short")
+
+
 def train(loader, how):
-    """Two epochs, each ended in that way; by Ctrl-C, at some call."""
-    for place in (60, 250):
-        interrupt = AtCall(place) if how == "Ctrl-C" else nullcontext()
-        with suppress(ValueError, KeyboardInterrupt), interrupt:
+    """Two epochs, each ended in that way; by Ctrl-C, at some call as batches are awaited."""
+    for place in (15, 40):
+        with suppress(ValueError, KeyboardInterrupt):
+            if how == "Ctrl-C":
+                interrupt(iter(loader), place)
             for number, _batch in enumerate(loader):
                 if how in ("break", "state") and number == 1:
                     break
