@@ -22,7 +22,6 @@ from _isolation_data import Images
 from _loader_helpers import PATIENCE_SECONDS, assert_threads_end
 
 from spdl_torch import DataLoader
-from spdl_torch.loader.backends.processes.signals import TRAINERS
 from spdl_torch.pipeline import PipelineStopped
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="sends signals")
@@ -59,7 +58,7 @@ def settings():
     """What is the trainer's own."""
     return {
         "signals": signal.pthread_sigmask(signal.SIG_BLOCK, []),
-        "handlers": list(map(signal.getsignal, TRAINERS)),
+        "handlers": [signal.getsignal(number) for number in signal.valid_signals()],
         "warnings": list(warnings.filters),
         "intra-op threads": result_of(in_thread(torch.get_num_threads)),
     }
