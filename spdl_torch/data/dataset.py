@@ -23,7 +23,7 @@ from ..loader.backends.transfer_stage import AHEAD, check_device, most_pieces
 from ..loader.checkpoint.lightning_states import follow_trainer
 from ..loader.fetching.collating import collate_into, is_torchs_collate
 from ..loader.sampling.parts import OwnRank, Tail, check_tail, length_of_shard, padding_of_shard
-from ..loader.stats.counts import DatasetCounts, dataset_stats
+from ..loader.stats.counts import DatasetCounts
 from ..loader.stats.figures import with_remarks_of
 from ..observe.store.epoch_watchers import between_epochs
 from ..pipeline.pipeline import Pipeline
@@ -453,12 +453,10 @@ class _Pass:
         self.is_failure_raised = False
 
     def snapshot(self) -> PipelineStats:
-        counts = self._counts.now()
-        data = dataset_stats(counts)
-        return replace(self.pipeline.snapshot(), data=data, counts=counts)
+        return replace(self.pipeline.snapshot(), counts=self._counts.now())
 
     def report(self) -> Report:
         from ..observe.verdict.report import make_report  # only for who asks
 
         report = make_report(self.snapshot(), self.pipeline.report().probes)
-        return with_remarks_of(self._source, report, one_by_one=False)
+        return with_remarks_of(self._source, report)

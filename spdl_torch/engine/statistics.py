@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import compress
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self
 
 from ..machine.histogram import percentile
 from .counters import QueueCounters, TaskCounters
@@ -78,7 +78,7 @@ def queue_stats(interval: QueueCounters) -> QueuePerfStats:
     return StageStats.of("", 1, TaskCounters(), interval).queue
 
 
-AS_LATER: Final = ("name", "concurrency", "data")
+AS_LATER: Final = ("name", "concurrency")
 """What is no sum: the later of two readings says it."""
 
 
@@ -95,6 +95,10 @@ class Totals:
     def __add__(self, later: Self) -> Self:
         both: Self = _combined(later, self, 1)
         return both
+
+    def __radd__(self, nothing: Literal[0]) -> Self:
+        """Return itself: ``sum()`` begins with 0."""
+        return self
 
     def as_dict(self) -> dict[str, Any]:
         """Return what is not 0, in JSON's types: stages by number and name."""
@@ -119,8 +123,9 @@ def _combined(later: Any, other: Any, sign: int) -> Any:
         elif isinstance(now, tuple):
             now = tuple(_combined(*pair, sign) for pair in zip(now, then, strict=True))
         elif isinstance(now, dict):
-            sums = {key: now.get(key, 0) + sign * then.get(key, 0) for key in now.keys() | then}
-            now = {key: number for key, number in sums.items() if number}
+            sums = {key: now.get(key, 0) + sign * then.get(key, 0) for key in {**then, **now}}
+            is_histogram = each.name != "counts"
+            now = {key: number for key, number in sums.items() if number or not is_histogram}
         else:
             now += sign * then
         values[each.name] = now
@@ -288,10 +293,8 @@ class PipelineStats(Totals):
     waited_ns: int
     """The time in which the consumer waited for an item."""
     stages: tuple[StageStats, ...]
-    data: Mapping[str, float] = field(default_factory=dict)
-    """For a loader, the statistics of its dataset in this epoch by name, e.g. ``cache/found``."""
     counts: Mapping[str, float] = field(default_factory=dict)
-    """What its dataset counted, from which ``data`` is computed; of an interval, in it."""
+    """What a loader's dataset counted, from which ``data`` is computed."""
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
@@ -299,6 +302,15 @@ class PipelineStats(Totals):
         stages = map(StageStats.from_dict, content.get("stages", {}).values())
         given = {"elapsed_ns": 0, "waited_ns": 0, **content}
         return cls(**{**given, "stages": tuple(stages)})
+
+    @property
+    def data(self) -> dict[str, float]:
+        """For a loader, the statistics of its dataset by name, e.g. ``cache/found``."""
+        counts = self.counts
+        data = {name: count for name, count in counts.items() if not name.startswith("packing/")}
+        if room := counts.get("packing/room", 0):
+            data["packing/waste"] = 1 - counts["packing/size"] / room
+        return data
 
     @property
     def elapsed(self) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -22,7 +21,6 @@ from .iterator import LoaderIterator
 from .loader_state import LoaderState
 from .placing import placement_of
 from .sampling.sampler_chain import divides_itself, has_length, is_shared_out
-from .stats.counts import dataset_stats
 from .stats.figures import with_remarks_of
 from .user_warnings import warn_once
 
@@ -34,6 +32,7 @@ if TYPE_CHECKING:
     from ..autotune.tuning import TuningState
     from ..engine.statistics import PipelineStats
     from ..observe.trace.profile import Profile
+    from ..observe.verdict.advice import Trait
     from ..observe.verdict.placement import Placement
     from ..observe.verdict.report import Report
     from .fetching.bad_samples import SkippedSample
@@ -251,7 +250,7 @@ class DataLoader(TorchDataLoader[T_co]):
 
         Raises: RuntimeError: nothing was loaded yet, or ``stats=False``.
         """
-        return self._with_data(self._measured().snapshot())
+        return self._measured().snapshot()
 
     def report(self) -> Report:
         """Return what holds training back in the running epoch or, between epochs, did in the last
@@ -307,25 +306,16 @@ class DataLoader(TorchDataLoader[T_co]):
         has_samples = self.batch_sampler is not None and not isinstance(
             self.dataset, IterableDataset
         )
-        one_by_one = has_samples and not is_read_at_once(self.dataset, self.collate_fn)
+        own: list[Trait] = ["persistent workers"] if self.persistent_workers else []
+        if has_samples and not is_read_at_once(self.dataset, self.collate_fn):
+            own.append("one by one")
         report = self._measured().report()
         if earlier is not None:
             from ..observe.verdict.report import joined  # it was brought by the report
 
             report = joined(earlier, report)
-        report = with_remarks_of(self.dataset, report, one_by_one=one_by_one)
-        report = replace(report, stats=self._with_data(report.stats))
-        if self.persistent_workers:
-            action = report.verdict.action.replace(" or persistent_workers=True", "")
-            report = replace(report, verdict=replace(report.verdict, action=action))
-        from ..observe.verdict.report import with_remarks  # it was brought by the report
-
         decided = (f'num_workers="auto": {each}' for each in self.decisions[-_MOST_DECISIONS:])
-        return with_remarks(report, *decided)
-
-    def _with_data(self, stats: PipelineStats) -> PipelineStats:
-        """Return the statistics with those of the dataset."""
-        return replace(stats, data=dataset_stats(stats.counts))
+        return with_remarks_of(self.dataset, report, own, decided)
 
     def _measured(self) -> EpochStats:
         measured = self._state.figures.stats

@@ -124,7 +124,7 @@ def _texts_of_ranks(arguments: argparse.Namespace) -> list[str]:
     """Return what is said of each loader: its ranks beside each other, and the report of the one
     that waits longest; as JSON each rank's, with its number."""
     from .store.stored_run import StoredRun
-    from .verdict.ranks import on_ranks, slowest_of, waits_of
+    from .verdict.ranks import told_of_ranks
 
     if arguments.html is not None:
         raise ValueError("--html is for one file: choose a rank's.")
@@ -146,10 +146,9 @@ def _texts_of_ranks(arguments: argparse.Namespace) -> list[str]:
             said = {rank: json.loads(report.as_json()) for rank, report in reports.items()}
             texts += [json.dumps({"rank": rank, **each}) for rank, each in said.items()]
             continue
-        slowest = slowest_of(waits_of(reports))
         name = names[number] or f"pipeline {number}"
         name = f"LOADER   {name}\n" if len(loaders) > 1 else ""
-        texts.append(f"{name}{on_ranks(reports)}\n\nRank {slowest}:\n{reports[slowest]}\n")
+        texts.append(f"{name}{told_of_ranks(reports)}\n")
     return texts
 
 

@@ -114,9 +114,8 @@ class DrawnPart:
             )
             for label, columns in _PANELS[kind].items()
         ]
-        findings = self._findings()
-        several = len(findings) > 1
-        blamed = {(number, label) for number, (_, label) in findings.items()}
+        verdicts = {number: self.run.report(number).verdict for number in self.run.pipelines()}
+        blamed = {(number, each.stage) for number, each in verdicts.items()}
         last = [those[-1] for those in series.values()]
         return draw(
             panels,
@@ -124,8 +123,8 @@ class DrawnPart:
             (begin, end),
             heading=f"{_HEADINGS[kind]}\n{self.run.described(self.origin)}",
             sentences=[
-                f"Pipeline {number}: {text}" if several else text
-                for number, (text, _) in findings.items()
+                f"Pipeline {number}: {each.finding}" if len(verdicts) > 1 else each.finding
+                for number, each in verdicts.items()
             ],
             marked=frozenset(
                 row["name"] for row in last if (row["pipeline"], row["label"]) in blamed
@@ -141,12 +140,6 @@ class DrawnPart:
             times=[row["timestamp"] - self.origin for row in rows],
             values=[_value_of(row, column) for row in rows],
         )
-
-    def _findings(self) -> dict[int, tuple[str, str | None]]:
-        """Return a sentence for each loader and pipeline that was recorded, and the label of the
-        stage that it blames."""
-        verdicts = {number: self.run.report(number).verdict for number in self.run.pipelines()}
-        return {number: (each.finding, each.stage) for number, each in verdicts.items()}
 
 
 def drawn_part(

@@ -13,7 +13,6 @@ from typing import Any
 
 from ..observe.page.page import html_of, write_page
 from ..observe.verdict.causes import SHORT_SECONDS
-from ..observe.verdict.ranks import slowest_of
 from ..observe.verdict.report import heads_of, part_of
 from ..observe.verdict.verdict import how_input_bound
 from ..shown_text import percent, printable, shown_seconds, wrapped
@@ -125,7 +124,7 @@ def _of_slowest(own: float, told: str) -> str | None:
     if rank:
         return None
     text = ", ".join(f"rank {each} {percent(share)}" for each, share in waits.items())
-    slowest = slowest_of(waits)
+    slowest = max(waits, key=waits.__getitem__)
     known = "" if len(waits) == num_ranks else "others have not ended, and of these "
     text = f"Of the time, waiting for data takes {text}: {known}rank {slowest}, shown above, is the"
     return "\n".join([texts[slowest], "", wrapped(f"{text} slowest.", "RANKS    ")])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torchvision
@@ -24,7 +26,7 @@ def action_for(dataset, num_calls=1000, **changes):
     load = stage("fetch", busy=0.97, threads=2, num_tasks=num_calls, num_delivered=100)
     probes = Probes(run_delay_ratio=0.4, num_cores=2, cores_used=2.0, **changes)
     report = make_report(reading(0.9, load), probes, pooled=("fetch", "collate"))
-    return with_remarks_of(dataset, report, one_by_one=False).verdict.action
+    return with_remarks_of(dataset, report).verdict.action
 
 
 def at_once(make):
@@ -82,6 +84,21 @@ def test_torchvisions_image_folder_is_told_of_ours(tmp_path):
     assert [len(images) for images, _ in DataLoader(ours, batch_size=2)] == [2, 2]
     own = torchvision.datasets.ImageFolder(tmp_path, transform, loader=Image.open)
     assert advice not in action_for(own)
+
+
+@pytest.mark.parametrize(
+    ("num_failures", "microseconds", "is_advised"), [(0, 40, True), (0, 60, False), (1, 40, False)]
+)
+def test_reading_at_once_is_advised_where_a_sample_takes_no_time(
+    num_failures, microseconds, is_advised
+):
+    """On average, of a thousand that were made."""
+    good_ns = (1000 - num_failures) * microseconds * 1000
+    load = replace(stage("fetch", busy=0.97), num_failures=num_failures, good_ns=good_ns)
+    report = make_report(reading(0.9, load), Probes(), pooled=("fetch", "collate"))
+    remarks = with_remarks_of(Made(float), report, ["one by one"]).verdict.remarks
+    said = [each for each in remarks if "If the dataset has __getitems__(indices)" in each]
+    assert len(said) == is_advised
 
 
 @pytest.mark.parametrize("persistent", [False, True])

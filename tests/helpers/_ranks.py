@@ -121,7 +121,9 @@ def shares(folder):
     made_before = [sampler.rank, sampler.num_replicas]
     rank, _ = join_group()
     seen = {"rank": [*made_before, sampler.rank, sampler.num_replicas]}
-    seen["loader"] = numbers_of(loader(data, sampler=sampler))
+    loading = loader(data, sampler=sampler)
+    seen["loader"] = numbers_of(loading)
+    seen["report"] = loading.report().across_ranks()
     seen["pipeline"] = numbers_of(pipeline_of(len(data), tail="uneven"))
     seen["evaluated"] = evaluate(data)
     write(folder, rank, seen)

@@ -99,14 +99,14 @@ def spread(shares, number):
     """The histogram of so many durations, shares of which are as given."""
     counts = Counter()
     for share, seconds in shares.items():
-        counts[bucket_of(ns(seconds))] += share * number
+        counts[bucket_of(ns(seconds))] += round(share * number)
     return {bucket: count for bucket, count in counts.items() if count}
 
 
-def pipeline_stats(elapsed, consumer_wait_ratio, stages, data=None, counts=None):
+def pipeline_stats(elapsed, consumer_wait_ratio, stages, counts=None):
     """A window of so many seconds."""
     waited_ns = round(ns(elapsed) * consumer_wait_ratio)
-    return PipelineStats(ns(elapsed), waited_ns, tuple(stages), data or {}, counts or {})
+    return PipelineStats(ns(elapsed), waited_ns, tuple(stages), counts or {})
 
 
 def stage(name, busy=0.1, cpu=1.0, wait_in=0.0, wait_out=0.0, threads=4, seconds=10.0, **counts):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 
 import pytest
 from _pages import REPORT
@@ -78,6 +79,14 @@ def test_command_says_in_one_line_what_it_cannot_do(command, complaint, here, ca
     assert line.startswith(who)
     assert re.search(complaint, line)
     assert {path: path.is_dir() or path.read_bytes() for path in here.rglob("*")} == before
+
+
+def test_report_opens_the_file_once(monkeypatch):
+    """So that all of it is of one moment of a run that goes on."""
+    opened, connect = [], sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda *a, **k: opened.append(a) or connect(*a, **k))
+    assert main(["report", "run.db"]) == 0
+    assert len(opened) == 1
 
 
 def test_help_is_shown_without_a_command(capsys):

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from inspect import signature
 from operator import itemgetter
 from pathlib import Path
 
 import pytest
 from _readings import pipeline_stats, stage_stats
 
+from spdl_torch import DataLoader
+from spdl_torch.data import cached
+from spdl_torch.data.sources import TarShards
 from spdl_torch.observe import Cause, Probes, judge
 from spdl_torch.observe.verdict.verdict import RULES
-from spdl_torch.pipeline import QueuePerfStats, TaskPerfStats
+from spdl_torch.pipeline import PipelineBuilder, QueuePerfStats, TaskPerfStats
 
 READINGS = json.loads(Path(__file__).with_name("golden_readings.json").read_bytes())
 
@@ -65,10 +69,25 @@ def test_rule(rule):
     assert verdict.gain == pytest.approx(float(rule["gain"]), rel=1e-4)
 
 
-def test_causes_are_those_of_the_reference_and_of_the_rules():
-    """Each has a row there, and is named by a rule."""
+def test_settings_that_an_action_names_are_there():
+    """So that it can be followed."""
+    users = DataLoader, PipelineBuilder.pipe, TarShards, cached
+    known = {name for each in users for name in signature(each).parameters}
+    actions = [rule.action for rule in RULES]
+    for content in READINGS:
+        stats, probes, pooled = reading_of(content)
+        actions.append(judge(stats, probes, pooled=pooled).action)
+    named = {name for each in actions for name in re.findall(r"\b([a-z_]+)=", each)}
+    assert {"isolation", "executor", "num_workers", "ahead", "transform"} <= named <= known
+
+
+def test_causes_and_advice_are_those_of_the_reference_and_of_the_rules():
+    """Each cause has a row there, which says what its rules do, and is named by a rule."""
     page = Path(__file__).parents[2] / "docs/reference/reports.md"
     (table,) = re.findall(r"\| `Cause` \|.*?\n\n", page.read_text("utf-8"), re.DOTALL)
-    rows = re.findall(r"^\| `([A-Z_]+)` \|", table, re.MULTILINE)
+    rows = dict(re.findall(r"^\| `([A-Z_]+)` \|.*\| (.*) \|$", table, re.MULTILINE))
     assert sorted(rows) == sorted(cause.name for cause in Cause)
     assert {rule.cause for rule in RULES} == {*Cause}
+    for rule in RULES:
+        advice = re.split("[:,.(]", re.sub("{.*?}", "", rule.action))[0].strip().lower()
+        assert advice in rows[rule.cause.name].lower().replace("`", ""), rule.cause

@@ -7,15 +7,17 @@ import math
 import pickle
 import sqlite3
 from contextlib import closing
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.utils.data
-from _datasets import SafeIndices
+from _datasets import Divided, SafeIndices
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.__main__ import main
+from spdl_torch.data import cached
 from spdl_torch.observe import (
     EventLogEntry,
     Profile,
@@ -172,25 +174,32 @@ def test_several_loaders_have_numbers_and_names(tmp_path, capsys):
     assert headings == ["PIPELINE 0 many", "PIPELINE 1 few"]  # the numbers that --pipeline takes
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "isolation": "process"}],
-    ids=["the loop's thread", "threads", "processes"],
-)
-def test_report_of_the_file_names_skipped_samples_as_the_loader_does(tmp_path, capsys, options):
-    """In the same words, also on the page; what was skipped before the block is not of the run."""
-    bad = range(1, NUM_ITEMS, 3)
-    source, path = skipping_words(bad, **options), tmp_path / "run.db"
+SKIPPING = partial(skipping_words, range(1, NUM_ITEMS, 3))
+REPORTING = {
+    "the loop's thread": SKIPPING,
+    "threads": partial(SKIPPING, num_workers=2, persistent_workers=True),
+    "processes": partial(SKIPPING, num_workers=2, isolation="process"),
+    "a cache": lambda: DataLoader(cached(SafeIndices(NUM_ITEMS)), batch_size=4, num_workers=2),
+    "a stream": lambda: DataLoader(Divided(NUM_ITEMS), batch_size=4),
+}
+
+
+@pytest.mark.parametrize("kind", REPORTING)
+def test_report_of_the_file_is_the_loaders(tmp_path, capsys, kind):
+    """Also on the page; what was skipped before the block is not of the run."""
+    source, path = REPORTING[kind](), tmp_path / "run.db"
     list(source)
     with recording(source, path, interval_seconds=NEVER):
         list(source)
-    (said,) = said_of_skipped(source.report())
-    assert "img/22.jpg (ValueError: bad 22) and 3 before." in said
-    assert said_of_skipped(report_of_file(path)) == [said]
+    live = source.report()
+    assert str(report_of_file(path)) == str(live)
+    assert report_of_file(path) == live
     assert main(["report", str(path)]) == 0
-    assert said in " ".join(capsys.readouterr().out.split())
-    assert main(["report", str(path), "--html", str(tmp_path / "run.html")]) == 0
-    assert said in (tmp_path / "run.html").read_text()
+    assert capsys.readouterr().out == f"{live}\n"
+    for said in said_of_skipped(live):
+        assert "img/22.jpg (ValueError: bad 22) and 3 before." in said
+        assert main(["report", str(path), "--html", str(tmp_path / "run.html")]) == 0
+        assert said in (tmp_path / "run.html").read_text()
 
 
 def test_decisions_of_tuning_are_recorded_once(tmp_path):
@@ -209,6 +218,8 @@ def test_decisions_of_tuning_are_recorded_once(tmp_path):
         list(source)
     (event,) = query_event_stats(path, "decision")
     assert (event.timestamp, event.details["stage"]) == (2e10, "fetch")
+    assert report_of_file(path).notes == source.report().notes
+    assert len(source.report().notes) == 2
 
 
 def test_each_rank_has_a_file_of_its_own(tmp_path, monkeypatch):
@@ -236,6 +247,18 @@ def test_copies_are_not_recorded(tmp_path, kind):
             assert len(list(other)) == len(list(loader(0) if kind == "threads" else pipeline()))
         list(source)
     assert num_fetched(path) == NUM_ITEMS
+
+
+def test_loader_of_which_only_a_copy_loads_is_told_of(tmp_path, caplog):
+    """As where a trainer makes another one of it: the file would have nothing of it, silently. A
+    block that fails has another reason."""
+    with recording({"val": loader(0)}, tmp_path / "run.db") as writer:
+        assert len(list(copy.copy(loader(0)))) == 6
+        writer.log(EventLogEntry(1.0, "mine"))
+    assert caplog.text.count("the loader 'val' delivered nothing in the block") == 1
+    with pytest.raises(KeyError), recording(loader(0), tmp_path / "run.db"):
+        raise KeyError
+    assert len(caplog.messages) == 1
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")

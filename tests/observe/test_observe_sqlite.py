@@ -345,6 +345,22 @@ def test_reader_sees_the_file_while_it_is_written(tmp_path, monkeypatch, network
     assert [path.name for path in tmp_path.iterdir()] == ["s.db"]
 
 
+def test_file_that_is_locked_is_not_called_damaged(tmp_path, monkeypatch):
+    """Where there is no write-ahead logging, whoever writes for long locks readers out; also those
+    that have opened the file."""
+    monkeypatch.setattr("spdl_torch.observe.store.file._is_on_a_network", lambda _: True)
+    monkeypatch.setattr("spdl_torch.observe.store.file._BUSY_SECONDS", 0.0)
+    path = write(tmp_path / "s.db", task_entry())
+    with closing(sqlite3.connect(path, isolation_level=None)) as writer:
+        writer.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            query_task_stats(path)
+        monkeypatch.setattr("spdl_torch.observe.store.file._check_is_ours", lambda *_: True)
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            query_task_stats(path)
+    assert len(query_task_stats(path)) == 1
+
+
 def test_writers_of_two_processes_share_a_file(tmp_path):
     """Ranks on one machine may log to one file."""
     writers = [SQLiteStatsWriter(tmp_path / "s.db", flush_interval=0.001) for _ in range(2)]

@@ -12,25 +12,32 @@ import threading
 import zlib
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+from _datasets import Divided
 from _forks import found_in_fork
-from _readings import ns, pipeline_stats, reading, shown, stage, stage_stats
+from _readings import (
+    entries_of,
+    ns,
+    pipeline_stats,
+    reading,
+    shown,
+    stage,
+    stage_stats,
+    write,
+)
 from hypothesis import given, settings, strategies as st
+from torch.utils.data import Dataset
 
-from spdl_torch import PipelineDataset
+from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.machine.probes import (
     probe_counters,
     start_probing,
     stop_probing,
 )
 from spdl_torch.machine.readings import probes_between
-from spdl_torch.observe import (
-    Cause,
-    Probes,
-    judge,
-    make_report,
-)
+from spdl_torch.observe import Cause, Placement, Probes, judge, make_report, report_of_file
 from spdl_torch.pipeline import (
     PipelineBuilder,
     QueuePerfStats,
@@ -225,6 +232,65 @@ def test_verdict_names_nothing_that_was_not_measured(draw):
     assert ("time without a core" in text) == (probes.run_delay_ratio is None)
     assert "None" not in text
     assert not probes.own_gil or "GIL" not in found + report.verdict.action
+
+
+class Told(DataLoader):
+    """Reports on readings that are made up."""
+
+    reading = None
+
+    def _measured(self):
+        return SimpleNamespace(report=lambda: self.reading)
+
+
+class Remarked(Dataset):
+    """Of no length, with something to say in a report."""
+
+    def loading_remarks(self):
+        """Return it."""
+        return ("one", "two")
+
+
+TOLD = {
+    "a stream": lambda: Told(Divided()),
+    "persistent": lambda: Told(range(8), num_workers=1, persistent_workers=True),
+    "remarks": lambda: Told(Remarked(), sampler=[]),
+}
+
+
+@pytest.mark.parametrize("kind", TOLD)
+@given(st.integers(0, 2**32), st.lists(st.integers(1, 3), min_size=1, max_size=2))
+@settings(max_examples=50, deadline=None)
+def test_stored_report_is_the_live_one(tmp_path_factory, kind, seed, passes):
+    """Every figure and every sentence, of readings of any kind: of an epoch in any number of
+    intervals, and of two epochs together."""
+    draw, entries, whole = random.Random(seed), [], None
+    loader, first = TOLD[kind](), any_report(draw)
+    for num_intervals in passes:
+        parts, lives = [], []
+        while len(parts) < num_intervals:
+            part = any_report(draw)
+            if [s.name for s in part.stats.stages] != [s.name for s in first.stats.stages]:
+                continue
+            load, *others = part.stats.stages
+            load = replace(load, good_ns=load.good_ns // draw.choice([1, 10_000]))
+            counts = {"cache/found": draw.randrange(2), "packing/size": 2, "packing/room": 3}
+            waited_ns = round(1.25 * part.stats.waited_ns)  # a clock may be read late
+            changed = {"stages": (load, *others), "counts": counts, "waited_ns": waited_ns}
+            parts.append(replace(part.stats, **changed))
+            changed = {"switch_interval": 0.001, "could_go_without_gil": draw.random() < 0.5}
+            probes = replace(part.probes, **changed)
+            where = Placement(num_workers=2, num_processes=draw.choice([0, 2]), reason="so")
+            loader.reading = replace(
+                make_report(sum(parts), probes, pooled=part.pooled),
+                placement=draw.choice([None, where]),
+            )
+            lives.append(loader.report())
+        entries += entries_of(*lives, started=len(entries) * 1e3)
+        whole = loader._report(whole)
+    stored = report_of_file(write(tmp_path_factory.mktemp("run") / "s.db", *entries))
+    assert str(stored) == str(whole)
+    assert stored == whole
 
 
 ADVICE = re.compile(r"Raise .* from (\d+) to about (\d+)")

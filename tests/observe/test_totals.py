@@ -6,8 +6,6 @@ import json
 import math
 import pickle
 from dataclasses import fields
-from functools import reduce
-from operator import add
 
 from hypothesis import given, strategies as st
 
@@ -72,7 +70,7 @@ def test_intervals_of_a_run_add_up_to_it(parts):
     assert cut == parts
     sent = [pickle.loads(pickle.dumps(part)) for part in cut]
     stored = [PipelineStats.from_dict(json.loads(json.dumps(part.as_dict()))) for part in cut]
-    assert reduce(add, sent) == reduce(add, stored) == readings[-1]
+    assert sum(sent) == sum(stored) == readings[-1]
 
 
 def difference(before, after):

@@ -45,7 +45,8 @@ def test_the_kept_batches_come_over_and_over(make):
 
 @pytest.mark.parametrize("make", [loader_of, dataset_of])
 def test_the_report_tells_how_much_longer_steps_take(make):
-    """The median step of the epoch over the median step with kept batches."""
+    """The median step of the epoch over the median step with kept batches; what else it says
+    stays."""
     loader = make()
     for _ in loader.headspace(2, num_steps=7):
         busy_for(0.5)
@@ -59,6 +60,7 @@ def test_the_report_tells_how_much_longer_steps_take(make):
     assert (slowdown + 1) * cached_step == pytest.approx(step)
     assert (cached_step >= 0.5e-3, step >= 1e-3) == (True, True)  # no step was shorter
     assert f"step over cached batches {slowdown:+.0%}" in shown(loader.report())
+    assert (loader.report().placement is None) == (make is dataset_of)
 
 
 @pytest.mark.parametrize("option", ["num_batches", "num_steps"])

@@ -82,7 +82,8 @@ def order_of(length, epoch=0):
 
 def test_ranks_of_a_process_group_share_what_there_is(tmp_path):
     """With a sampler that was made before the group, which torchrun's environment tells its rank,
-    and in a pipeline. An evaluation in equal steps is exact: padded samples are known."""
+    and in a pipeline. An evaluation in equal steps is exact: padded samples are known. Their report
+    is one."""
     world, data = 3, range(NUM_SAMPLES + 1)
     run_ranks(world, PROGRAM, "shares", tmp_path)
     ranks = seen_by_ranks(tmp_path, world)
@@ -93,6 +94,9 @@ def test_ranks_of_a_process_group_share_what_there_is(tmp_path):
     sizes = [len(indices_of(seen["pipeline"])) for seen in ranks]
     assert max(sizes) - min(sizes) == 1
     assert [seen["evaluated"] for seen in ranks] == [[sum(data), len(data)]] * world
+    (told,) = {seen["report"] for seen in ranks}
+    assert [line.split()[0] for line in told.splitlines()[: world + 1]] == ["rank", "0", "1", "2"]
+    assert told.count("VERDICT") == 1
 
 
 def test_training_goes_on_when_a_rank_was_killed(tmp_path):

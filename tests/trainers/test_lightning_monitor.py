@@ -174,14 +174,21 @@ def test_lightnings_loggers_record_without_a_trainer(tmp_path):
     assert logged(tmp_path, "data/wait_ratio") == [4]
 
 
+class Told(Points):
+    """Has something to say in a report."""
+
+    def loading_remarks(self):
+        return ("few points",)
+
+
 def test_finding_is_logged_every_epoch_and_the_action_when_it_changes(tmp_path, monkeypatch):
-    """A line each; nothing without being asked."""
+    """A line each, the action with what the loader has to say; nothing without being asked."""
     messages = []
     monkeypatch.setattr("spdl_torch.lightning.rank_zero_info", messages.append)
 
     def fit(monitor, **options):
         runs = trainer(tmp_path, monitor, logger=False, **options)
-        runs.fit(modules.Diary(), DataLoader(Points(), batch_size=3))
+        runs.fit(modules.Diary(), DataLoader(Told(), batch_size=3))
 
     fit(monitors.PipelineStatsMonitor(verdict=False, db_path=tmp_path / "s.db"))
     assert messages == []
@@ -190,7 +197,7 @@ def test_finding_is_logged_every_epoch_and_the_action_when_it_changes(tmp_path, 
     kinds = [re.sub(r".*\d %.*?(\): |$)", "", finding).rstrip(".") for finding, *_ in parts]
     assert len(parts) == 5
     for before, kind, part in zip([None, *kinds], kinds, parts, strict=False):
-        assert (len(part) == 2) == (before != kind), messages
+        assert (len(part) == 2) == (before != kind) == part[-1].endswith("few points"), messages
 
 
 def test_monitor_warns_when_there_is_nothing_to_log(tmp_path):

@@ -37,16 +37,6 @@ def counting_datasets(dataset: Any) -> Iterator[Any]:
             yield each
 
 
-def dataset_stats(counts: Mapping[str, float]) -> dict[str, float]:
-    """Return the statistics of an epoch. counts: the sums of ``loading_counts()`` over all
-    workers."""
-    stats = {name: count for name, count in counts.items() if not name.startswith("packing/")}
-    room = counts.get("packing/room", 0)
-    if room:
-        stats["packing/waste"] = 1 - counts["packing/size"] / room
-    return stats
-
-
 class Readings(NamedTuple):
     """What workers have counted so far."""
 

@@ -1,8 +1,9 @@
 """The figures of an epoch, computed from what was counted in it once somebody asks for them; and
-the remarks of its report: on the dataset and its samples."""
+the remarks of its report on the dataset."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,13 +14,12 @@ from ...machine.readings import Probes, probes_between
 from ...objects.datasets import all_datasets
 
 if TYPE_CHECKING:
+    from ...observe.verdict.advice import Trait
     from ...observe.verdict.placement import Placement
     from ...observe.verdict.report import Report
     from .counts import Measured
 
 _POOLED = ("fetch", "collate")
-_SHORT_SAMPLE_SECONDS = 50e-6
-_ENOUGH_SAMPLES = 1_000
 
 
 def report_of(measured: Measured | None) -> Report:
@@ -27,9 +27,10 @@ def report_of(measured: Measured | None) -> Report:
     # They judge: statistics alone need none.
     from ...observe.verdict.report import make_report, with_remarks
 
+    probes = Probes() if measured is None else _probes_of(measured)
+    report = make_report(stats_of(measured), probes, pooled=_POOLED)
     if measured is None:
-        return make_report(stats_of(None), Probes(), pooled=_POOLED)
-    report = make_report(stats_of(measured), _probes_of(measured), pooled=_POOLED)
+        return report
     if (placement := measured.placement) is not None:
         report = replace(report, placement=_with_workers(placement, measured.num_workers))
     return with_remarks(report, *measured.remarks)
@@ -94,36 +95,31 @@ def _with_workers(placement: Placement, count: int) -> Placement:
     return replace(placement, num_workers=count, num_processes=num_processes)
 
 
-def with_remarks_of(dataset: object, report: Report, *, one_by_one: bool) -> Report:
-    """Return the report with an action that works for the dataset, with the remarks of
-    ``loading_remarks()`` of the dataset and of those in it, and a remark on short samples.
-    ``one_by_one``: each sample takes its own call.
-    """
-    from ...observe.verdict.report import with_remarks  # the report has brought it
+def with_remarks_of(
+    dataset: object, report: Report, own: Iterable[Trait] = (), others: Iterable[str] = ()
+) -> Report:
+    """Return the report with what depends on the traits of the dataset, and on a loader's own; and
+    with the remarks of ``loading_remarks()`` of the dataset and of those in it, and others."""
+    # The report has brought it.
+    from ...observe.verdict.report import with_remarks, with_traits
 
-    report = _with_action_for(dataset, report)
-    if one_by_one:
-        report = with_remarks(report, *_remarks_on_short_samples(dataset, report))
+    report = with_traits(report, *_traits_of(dataset), *own)
     remarks: dict[str, None] = {}  # each once: several datasets may say the same
     for each in all_datasets(dataset):
         # Ask the class: an object that answers to any attribute name would seem to have it.
         if hasattr(type(each), "loading_remarks"):
             remarks.update(dict.fromkeys(each.loading_remarks()))
-    return with_remarks(report, *remarks)
+    return with_remarks(report, *remarks, *others)
 
 
-def _with_action_for(dataset: object, report: Report) -> Report:
-    """Return the report with an action that works for this dataset."""
-    # The report has brought it.
-    from ...observe.verdict.advice import AT_ONCE, AT_ONCE_OR_CACHED, CACHED
-
-    action, has_indices = report.verdict.action, not isinstance(dataset, IterableDataset)
-    if not (has_indices and hasattr(dataset, "__len__")):  # a cache is by index, below the length
-        at_once = AT_ONCE if has_indices else ""
-        action = action.replace(AT_ONCE_OR_CACHED, at_once).replace(CACHED, "")
-    if report.verdict.stage == "fetch" and _is_torchvisions_folder(dataset):
-        action += " First import ImageFolder from spdl_torch: it makes the same samples, faster."
-    return replace(report, verdict=replace(report.verdict, action=action))
+def _traits_of(dataset: object) -> Iterator[Trait]:
+    """Yield those on which advice depends."""
+    if isinstance(dataset, IterableDataset):
+        yield "a stream"
+    if not hasattr(dataset, "__len__"):
+        yield "no length"
+    if _is_torchvisions_folder(dataset):
+        yield "torchvision's folder"
 
 
 def _is_torchvisions_folder(dataset: object) -> bool:
@@ -132,16 +128,3 @@ def _is_torchvisions_folder(dataset: object) -> bool:
     name = f"{kind.__module__}.{kind.__qualname__}"
     is_default = getattr(loader, "__qualname__", "") == "default_loader"
     return is_default and name == "torchvision.datasets.folder.ImageFolder"
-
-
-def _remarks_on_short_samples(dataset: object, report: Report) -> tuple[str, ...]:
-    fetch = next((stage.tasks for stage in report.stats.stages if stage.name == "fetch"), None)
-    if fetch is None or fetch.num_tasks < _ENOUGH_SAMPLES or report.verdict.stage != "fetch":
-        return ()
-    if fetch.ave_time >= _SHORT_SAMPLE_SECONDS:
-        return ()
-    return (
-        f"A sample takes {fetch.ave_time * 1e6:.1f} µs, much of it for the calls that every sample "
-        f"makes. If {type(dataset).__name__} has __getitems__(indices), which returns the list of "
-        "a batch's samples, they are made in one call: index the data once with all of them.",
-    )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ...engine.hooks import StageInfo
 from ...engine.statistics import QueuePerfStats
 from ..verdict.causes import num_delivered
+from ..verdict.report import besides_of
 
 if TYPE_CHECKING:
     from ...engine.statistics import PipelineStats, TaskPerfStats
@@ -93,8 +94,7 @@ def interval_entry(
     details = {
         "seconds": report.stats.elapsed,
         "probes": asdict(report.probes),
-        "pooled": list(report.pooled),
-        "placement": None if report.placement is None else asdict(report.placement),
+        **besides_of(report),
         "tasks": [
             {**_of(info), **asdict(stage.tasks), "num_dropped": stage.num_dropped}
             for info, stage in zip(infos, stats.stages, strict=True)

@@ -16,7 +16,7 @@ from ...scopes import scope
 from .entries import EventLogEntry
 
 _SCHEMA = Path(__file__).with_name("schema.sql")
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """``PRAGMA user_version`` of the files that this release writes."""
 
 _APPLICATION_ID = 0x5350444C  # "SPDL": marks our files for `file` and for us

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...locks import RLock
-from ..verdict.report import Report, make_report
+from ..verdict.report import Report, besides_of, report_on
 from ..verdict.skipped import SKIPPED, key_text
 from .entries import DECISION_EVENT, EventLogEntry, interval_entry
 
@@ -38,8 +38,7 @@ class Interval(NamedTuple):
     def judged(self) -> Report:
         """Return the report on it."""
         last = self.report
-        report = make_report(self.stats, last.probes, pooled=last.pooled)
-        return replace(report, placement=last.placement)
+        return report_on(self.stats, last.probes, besides_of(last))
 
 
 class Follower:
@@ -144,7 +143,8 @@ def _without_time(stats: PipelineStats) -> PipelineStats:
     for stage in stats.stages:
         kept = {name: getattr(stage, name) for name in ("name", "concurrency", *_LOADED_AHEAD)}
         stages.append(type(stage)(**kept))
-    return replace(stats, elapsed_ns=0, waited_ns=0, stages=tuple(stages), counts={})
+    counts = {name: count for name, count in stats.counts.items() if name != "shards/wait_ms"}
+    return replace(stats, elapsed_ns=0, waited_ns=0, stages=tuple(stages), counts=counts)
 
 
 def _skipped_of(loader: Any) -> Sequence[Any]:

@@ -123,6 +123,8 @@ def recording(
 
         stack.enter_context(repeating("stats-recorder", interval_seconds, look))
         yield writer
+    for log in logs:
+        log.warn_of_nothing()
 
 
 @scope
@@ -236,6 +238,13 @@ class _SourceLog(Follower):
     def write(self) -> None:
         """Write what is new since the last time; log an error instead of raising it."""
         self._try(self, super().write, f"figures of {self.name!r} were not recorded")
+
+    def warn_of_nothing(self) -> None:
+        """Log a warning if the block had nothing of it, and no error says why."""
+        if not self._num_delivered and self not in self._complained:
+            text = "recording: the loader %r delivered nothing in the block. If a trainer makes "
+            text += "another of it, as Lightning for several ranks, use PipelineStatsMonitor."
+            _logger.warning(text, self.name)
 
     def call_loggers(self) -> None:
         """Hand what is new to the loggers; log a logger's first error instead of raising it."""

@@ -9,7 +9,7 @@ import math
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 from ...engine.statistics import AS_LATER, PipelineStats
 from ...machine.readings import probes_over
 from ...shown_text import printable
-from ..verdict.placement import Placement
-from ..verdict.report import Report, make_report, with_remarks
-from ..verdict.skipped import MOST_KEPT, SKIPPED, remarks_on_left_out
+from ..verdict.report import Report, report_on
+from ..verdict.skipped import LEFT_OUT, MOST_KEPT, SKIPPED, remarks_on_left_out
 from .file import damaged, event_of, reading, rows_of
 
 if TYPE_CHECKING:
@@ -161,11 +160,10 @@ class StoredRun:
             _add(totals, json.loads(each["totals"]))
         stats = PipelineStats.from_dict(totals)
         passes = [each["details"] for each in own if each["details"] is not None]
-        probes, pooled = probes_over(passes), tuple(passes[-1]["pooled"])
-        remarks = _remarks_on_skipped(events, stats)
-        report = with_remarks(make_report(stats, probes, pooled=pooled), *remarks)
-        placement = passes[-1]["placement"]
-        return replace(report, placement=Placement(**placement) if placement else None)
+        # What is no figure is that of the last pass, but the samples left out, which events tell.
+        others = [each for each in passes[-1]["notes"] if not each.startswith(LEFT_OUT)]
+        notes = [*_remarks_on_skipped(events, stats), *others]
+        return report_on(stats, probes_over(passes), passes[-1] | {"notes": notes})
 
 
 def by_stage(rows: Iterable[Row]) -> dict[Any, list[Row]]:
@@ -181,7 +179,7 @@ def by_stage(rows: Iterable[Row]) -> dict[Any, list[Row]]:
 def _add(whole: dict[str, Any], part: Mapping[str, Any]) -> None:
     """Add an interval to the sum of those before it."""
     for key, value in part.items():
-        if value.__class__ is dict and key != "data":
+        if value.__class__ is dict:
             _add(whole.setdefault(key, {}), value)
         elif key in AS_LATER:
             whole[key] = value

@@ -7,18 +7,29 @@ it decides; elsewhere the free cores are the bound.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from .causes import Cause
 from .model import THE_LOADER, Question, limiting, predict
 
 if TYPE_CHECKING:
+    from ...engine.statistics import PipelineStats
     from .causes import Reading
 
 CACHED = " (cached(dataset, transform=what is random in it))"
 AT_ONCE = " (whole batches in one call by __getitems__)"
 AT_ONCE_OR_CACHED = f"{AT_ONCE[:-1]}, or{CACHED.replace('(', '', 1)}"
 """The ways to less work for a sample of a dataset with a length."""
+
+Trait: TypeAlias = Literal[
+    "a stream", "no length", "one by one", "torchvision's folder", "persistent workers"
+]
+"""What is known of a loader besides its figures, where advice depends on it. ``one by one``: each
+sample takes its own call."""
+
+_SHORT_SAMPLE_SECONDS = 50e-6
+_ENOUGH_SAMPLES = 1_000
 
 _IDLE_CONSUMER = 0.95
 """Share of waiting above which the consumer works too little to predict its speed."""
@@ -68,6 +79,35 @@ def without_start(reading: Reading) -> Ceiling:
     """Return the gain if it waited for its sampler alone."""
     waits = max(0.0, reading.waits - reading.sampling)
     return without_waits(waits, "the sampler", reading.sampling)
+
+
+def fitted(action: str, stage: str | None, traits: Collection[Trait]) -> str:
+    """Return an action that works for a loader with these traits. ``stage``: the bottleneck."""
+    if "a stream" in traits or "no length" in traits:  # a cache is by index, below the length
+        at_once = "" if "a stream" in traits else AT_ONCE
+        action = action.replace(AT_ONCE_OR_CACHED, at_once).replace(CACHED, "")
+    if "persistent workers" in traits:
+        action = action.replace(" or persistent_workers=True", "")
+    if stage == "fetch" and "torchvision's folder" in traits:
+        action += " First import ImageFolder from spdl_torch: it makes the same samples, faster."
+    return action
+
+
+def on_short_samples(
+    stats: PipelineStats, stage: str | None, traits: Collection[Trait]
+) -> tuple[str, ...]:
+    """Return the remark on samples that are made in no time."""
+    if stage != "fetch" or "one by one" not in traits:
+        return ()
+    fetch = next(each.tasks for each in stats.stages if each.name == stage)
+    num_good = fetch.num_tasks - fetch.num_failures
+    if num_good < _ENOUGH_SAMPLES or fetch.ave_time >= _SHORT_SAMPLE_SECONDS:
+        return ()
+    return (
+        f"A sample takes {fetch.ave_time * 1e6:.1f} µs, much of it for the calls that every sample "
+        "makes. If the dataset has __getitems__(indices), which returns the list of a batch's "
+        "samples, they are made in one call: index the data once with all of them.",
+    )
 
 
 def advise(reading: Reading, cause: Cause) -> Advice:

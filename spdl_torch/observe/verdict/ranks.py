@@ -7,7 +7,7 @@ report.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...shown_text import percent, wrapped
@@ -42,14 +42,10 @@ def on_ranks(reports: Mapping[int, Report]) -> str:
     return "\n".join([*lines, "", wrapped(_finding(ranks), "RANKS    ")])
 
 
-def slowest_of(waits: Mapping[int, float]) -> int:
-    """Return the rank that waits longest for its data."""
-    return max(waits, key=lambda rank: waits[rank])
-
-
-def waits_of(reports: Mapping[int, Report]) -> dict[int, float]:
-    """Return the seconds for which each rank waits for its data of a batch."""
-    return {number: _rank_of(number, report).waits for number, report in reports.items()}
+def told_of_ranks(reports: Mapping[int, Report]) -> str:
+    """Return that, and below it the report of the rank that waits longest."""
+    slowest = _slowest([_rank_of(*each) for each in reports.items()]).number
+    return f"{on_ranks(reports)}\n\nRank {slowest}:\n{reports[slowest]}"
 
 
 def _rank_of(number: int, report: Report) -> _Rank:
@@ -58,6 +54,10 @@ def _rank_of(number: int, report: Report) -> _Rank:
     seconds = stats.elapsed / max(1, num_batches)
     waits = seconds * stats.consumer_wait_ratio
     return _Rank(number, report.verdict.cause.value, num_batches, seconds, waits)
+
+
+def _slowest(ranks: Sequence[_Rank]) -> _Rank:
+    return max(ranks, key=lambda each: each.waits)
 
 
 def _finding(ranks: list[_Rank]) -> str:
@@ -69,7 +69,7 @@ def _finding(ranks: list[_Rank]) -> str:
             "The ranks do not step together: their times for a batch differ by more than "
             f"{percent(_TOGETHER)}, so none makes the others wait. Read each one's report."
         )
-    slowest = ranks[slowest_of({place: each.waits for place, each in enumerate(ranks)})]
+    slowest = _slowest(ranks)
     longest = max((each.waits for each in ranks if each is not slowest), default=slowest.waits)
     gain = slowest.waits - longest
     if gain < INPUT_BOUND * slowest.seconds:

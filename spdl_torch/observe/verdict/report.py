@@ -7,7 +7,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from ...machine.readings import Probes, probes_over
 from ...shown_text import percent, printable, shown_rate, shown_seconds, wrapped
 from ..page.page import html_of, write_page
+from .advice import fitted, on_short_samples
 from .causes import Cause, Reading
 from .model import Question, limiting, predict, worth_asking
+from .placement import Placement
 from .verdict import Verdict, judge
 
 if TYPE_CHECKING:
     from ...engine.statistics import PipelineStats, StageStats
+    from .advice import Trait
     from .model import Prediction
-    from .placement import Placement
 
 _WORTH_SAYING = 0.1
 
@@ -39,6 +41,10 @@ class Report:
     """Stages that share the threads of a loader's workers; see :func:`judge`."""
     placement: Placement | None = None
     """The place where a loader's workers live now, or lived last; None = it has none."""
+    notes: tuple[str, ...] = ()
+    """The remarks of the verdict that no figure gives."""
+    traits: tuple[Trait, ...] = ()
+    """What the verdict's advice depends on besides the figures."""
 
     def __str__(self) -> str:
         """Return the verdict, why, and what to do next; then a line for each stage, the checks, and
@@ -105,6 +111,20 @@ class Report:
     @property
     def _reading(self) -> Reading:
         return Reading(self.stats, self.probes, self.pooled)
+
+    def across_ranks(self) -> str:
+        """Return the ranks of ``torch.distributed`` beside each other, and the report of the one
+        that waits longest: the same text on every rank. Each has to call this; it waits for all.
+        """
+        from torch import distributed
+
+        from .ranks import told_of_ranks
+
+        reports = [self]
+        if distributed.is_available() and distributed.is_initialized():
+            reports *= distributed.get_world_size()
+            distributed.all_gather_object(reports, self)
+        return told_of_ranks(dict(enumerate(reports)))
 
     def write_html(self, path: str | os.PathLike[str]) -> Path:
         """Write the verdict and the table of the stages as a page, one HTML file that needs no
@@ -260,25 +280,48 @@ def make_report(
 
 
 def joined(earlier: Report, later: Report) -> Report:
-    """Return the findings of two windows of a loader together; the remarks are the later one's,
-    and so is all of it where the stages are others."""
+    """Return the findings of two windows of a loader together; what is no figure is the later
+    one's, and so is all of it where the stages are others."""
     windows = earlier, later
     if len({tuple(stage.name for stage in each.stats.stages) for each in windows}) > 1:
         return later
     probes = probes_over(
         [{"seconds": each.stats.elapsed, "probes": asdict(each.probes)} for each in windows]
     )
-    both = make_report(earlier.stats + later.stats, probes, pooled=later.pooled)
-    # What was found in a window is found again in both.
-    found = judge(later.stats, later.probes, pooled=later.pooled).remarks
-    remarks = [each for each in later.verdict.remarks if each not in found]
-    return replace(with_remarks(both, *remarks), placement=later.placement)
+    return report_on(earlier.stats + later.stats, probes, besides_of(later))
+
+
+def besides_of(report: Report) -> dict[str, Any]:
+    """Return what a report has besides its figures, in JSON's types."""
+    return {
+        "pooled": [*report.pooled],
+        "placement": None if report.placement is None else asdict(report.placement),
+        "notes": [*report.notes],
+        "traits": [*report.traits],
+    }
+
+
+def report_on(stats: PipelineStats, probes: Probes | None, besides: Mapping[str, Any]) -> Report:
+    """Return the report on other figures, with what :func:`besides_of` gave."""
+    report = make_report(stats, probes, pooled=besides["pooled"])
+    report = with_remarks(with_traits(report, *besides["traits"]), *besides["notes"])
+    placement = besides["placement"]
+    return replace(report, placement=Placement(**placement) if placement else None)
 
 
 def with_remarks(report: Report, *remarks: str) -> Report:
     """Return the report with these remarks after its own."""
     verdict = replace(report.verdict, remarks=(*report.verdict.remarks, *remarks))
-    return replace(report, verdict=verdict)
+    return replace(report, verdict=verdict, notes=(*report.notes, *remarks))
+
+
+def with_traits(report: Report, *traits: Trait) -> Report:
+    """Return the report with advice that works for a loader with these traits."""
+    verdict = report.verdict
+    action = fitted(verdict.action, verdict.stage, traits)
+    remarks = *on_short_samples(report.stats, verdict.stage, traits), *verdict.remarks
+    verdict = replace(verdict, action=action, remarks=remarks)
+    return replace(report, verdict=verdict, traits=traits)
 
 
 def _derived(stats: PipelineStats) -> dict[str, Any]:

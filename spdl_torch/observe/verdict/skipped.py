@@ -14,6 +14,9 @@ SKIPPED = "skipped"
 MOST_KEPT = 1_000
 """The number of skipped samples that a loader remembers."""
 
+LEFT_OUT = "fetch: samples that were skipped: "
+"""The beginning of the remark on them."""
+
 _SHOWN = 5
 _MOST_OF_KEY, _MOST_OF_ERROR = 200, 80
 
@@ -39,4 +42,4 @@ def remarks_on_left_out(samples: Sequence[tuple[Any, str]], number: int) -> tupl
         for key, error in samples[-_SHOWN:]
     ]
     more = f" and {number - len(shown)} before" if number > len(shown) else ""
-    return (f"fetch: samples that were skipped: {', '.join(shown)}{more}.",)
+    return (f"{LEFT_OUT}{', '.join(shown)}{more}.",)
