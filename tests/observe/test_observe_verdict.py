@@ -281,10 +281,10 @@ def test_stored_report_is_the_live_one(tmp_path_factory, kind, seed, passes):
             changed = {"switch_interval": 0.001, "could_go_without_gil": draw.random() < 0.5}
             probes = replace(part.probes, **changed)
             where = Placement(num_workers=2, num_processes=draw.choice([0, 2]), reason="so")
-            loader.reading = replace(
-                make_report(sum(parts), probes, pooled=part.pooled),
-                placement=draw.choice([None, where]),
-            )
+            made = make_report(sum(parts), probes, pooled=part.pooled)
+            verdict = replace(made.verdict, remarks=(*made.verdict.remarks, "of the workers"))
+            own = {"notes": ("of the workers",), "placement": draw.choice([None, where])}
+            loader.reading = replace(made, verdict=verdict, **own)
             lives.append(loader.report())
         entries += entries_of(*lives, started=len(entries) * 1e3)
         whole = loader._report(whole)
