@@ -58,7 +58,10 @@ def handlers_deferred() -> Iterator[None]:
     finally:
         try:
             deferral.end()
-        finally:  # a handler that runs at the end may raise
+        except BaseException:  # a handler that is in its place again
+            deferral.end()
+            raise
+        finally:
             _deferral = None
         for number in dict.fromkeys(deferral.noted):
             signal.raise_signal(number)
@@ -79,10 +82,9 @@ class _Deferral:
         """The signals that came meanwhile."""
 
     def __call__(self, number: int, frame: Any) -> None:
-        # If a handler raises while they are put back, this one stays in place of the rest.
         if self.is_on:
             self.noted.append(number)
-        else:
+        else:  # its handler is about to be put back
             self._handlers[number](number, frame)
 
     def begin(self) -> None:

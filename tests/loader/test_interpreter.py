@@ -201,17 +201,19 @@ def test_ctrl_c_is_raised_after_the_block():
 
 
 def test_handler_that_raises_while_they_are_put_back_loses_none(heard, monkeypatch):
-    """Those that are not in their places yet are called all the same."""
-    put_back = _signal.signal
+    """They are in their places, and called."""
+    before, put_back, places = handlers(), _signal.signal, [SIGNALS[-1]]
 
     def interrupted(number, handler):
-        if number == SIGNALS[-1] and not isinstance(handler, type(signal.getsignal(number))):
+        if number in places:
+            places.clear()
             raise KeyboardInterrupt("while putting back")
         return put_back(number, handler)
 
     with pytest.raises(KeyboardInterrupt, match="while putting back"), handlers_deferred():
         monkeypatch.setattr(_signal, "signal", interrupted)
     monkeypatch.undo()
+    assert handlers() == before
     for number in SIGNALS:
         os.kill(os.getpid(), number)
     assert heard == list(SIGNALS)
