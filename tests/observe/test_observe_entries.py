@@ -7,9 +7,10 @@ import threading
 from collections import Counter
 from dataclasses import replace
 from itertools import chain
+from types import SimpleNamespace
 
 import pytest
-from _readings import entries_of, found_in, pipeline_stats, stage_stats, write
+from _readings import Follower, entries_of, found_in, pipeline_stats, stage_stats, write
 
 from spdl_torch.observe import (
     Cause,
@@ -117,6 +118,20 @@ def test_stage_is_one_when_its_concurrency_changes(tmp_path):
     (stage,) = report.stats.stages
     assert (stage.concurrency, stage.tasks.num_tasks, stage.num_dropped) == (6, 200, 14)
     assert stage.busy_ratio == pytest.approx(0.9)
+
+
+def test_what_is_loaded_in_a_pause_counts_and_its_time_does_not(tmp_path):
+    """Of the dataset, too; a wait for a shard is time."""
+    entries, source = [], SimpleNamespace()
+    follower = Follower(source, 0, "", log=entries.append)
+    part = replace(reading().stats, counts={"cache/found": 3, "shards/wait_ms": 50})
+    for number, look in enumerate((follower.write, follower.end_pause, follower.write), start=1):
+        report = make_report(sum(number * [part]))
+        source.report = lambda report=report: report
+        look()
+    stored = report_of_file(write(tmp_path / "s.db", *entries)).stats
+    assert (stored.elapsed, stored.stages[0].num_tasks) == (20.0, 300)
+    assert stored.data == {"cache/found": 9, "shards/wait_ms": 100}
 
 
 def test_intervals_are_seen_by_spdls_queries(tmp_path):

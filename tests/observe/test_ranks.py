@@ -41,6 +41,8 @@ def test_table_has_a_row_for_each_rank():
         ["0", "100", "100.0", "10.0"],
         ["1", "100", "100.0", "60.0"],
     ]
+    (alone,) = reports(0.1).values()
+    assert alone.across_ranks().startswith(on_ranks({0: alone}))
 
 
 @pytest.mark.parametrize(

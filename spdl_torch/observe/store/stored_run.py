@@ -142,28 +142,25 @@ class StoredRun:
 
     def report(self, pipeline: int | None = None) -> Report:
         """Return the report on one of its pipelines; None = the first."""
-        pipeline = self.chosen(pipeline)
+        number = self.chosen(pipeline)
         with damaged(self.path):
-            return self._report(pipeline)
+            own = [row for row in self.intervals if row["pipeline"] == number]
+            events = [e for e in self.events if e.details.get("pipeline", number) == number]
+            totals: dict[str, Any] = {}
+            for each in own:  # decoded one by one: all of hours at once fill the memory
+                _add(totals, json.loads(each["totals"]))
+            stats = PipelineStats.from_dict(totals)
+            passes = [each["details"] for each in own if each["details"] is not None]
+            # What is no figure is the last pass's, but for samples left out, which events tell.
+            others = [each for each in passes[-1]["notes"] if not each.startswith(LEFT_OUT)]
+            notes = [*_remarks_on_skipped(events, stats), *others]
+            return report_on(stats, probes_over(passes), passes[-1] | {"notes": notes})
 
     def reports(self, pipeline: int | None = None) -> dict[int, Report]:
         """Return the report on each of its pipelines by number, or on one alone."""
         chosen = self.chosen(pipeline)
         numbers = self.pipelines() if pipeline is None else [chosen]
         return {number: self.report(number) for number in numbers}
-
-    def _report(self, pipeline: int) -> Report:
-        own = [row for row in self.intervals if row["pipeline"] == pipeline]
-        events = [e for e in self.events if e.details.get("pipeline", pipeline) == pipeline]
-        totals: dict[str, Any] = {}
-        for each in own:  # decoded one by one: all of hours at once fill the memory
-            _add(totals, json.loads(each["totals"]))
-        stats = PipelineStats.from_dict(totals)
-        passes = [each["details"] for each in own if each["details"] is not None]
-        # What is no figure is that of the last pass, but the samples left out, which events tell.
-        others = [each for each in passes[-1]["notes"] if not each.startswith(LEFT_OUT)]
-        notes = [*_remarks_on_skipped(events, stats), *others]
-        return report_on(stats, probes_over(passes), passes[-1] | {"notes": notes})
 
 
 def by_stage(rows: Iterable[Row]) -> dict[Any, list[Row]]:
