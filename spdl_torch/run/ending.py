@@ -8,9 +8,11 @@ import re
 import sys
 from contextlib import suppress
 from datetime import timedelta
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
 
+from ..locks import in_forked_child
 from ..observe.page.page import html_of, write_page
 from ..observe.verdict.causes import SHORT_SECONDS
 from ..observe.verdict.report import heads_of, part_of
@@ -18,16 +20,17 @@ from ..observe.verdict.verdict import how_input_bound
 from ..shown_text import percent, printable, shown_seconds, wrapped
 from .program import while_it_runs
 
-_RANKS_SECONDS = 10  # how long rank 0 waits for the others to end
+_RANKS_SECONDS = 10  # how long the rank that prints waits for each other one to end
 _NAMED = re.compile(
     r"^ *from torch\.utils\.data(\.\w+)? import (\([\w\s,]*|[\w ,]*)\bDataLoader\b", re.M
 )
 _ranks: list[Any] = []
-"""The store that the ranks share, once the program has one, this rank, and their number."""
+"""The store that the ranks share, this rank, and their number, once this one loads in a group."""
+in_forked_child(_ranks.clear)  # whose connection to the store is its parent's
 
 
 def end_process(options: Any, known: dict[Any, Any]) -> None:
-    """Show what is known of this process's loaders, once; of several ranks, on the first."""
+    """Show what is known of this process's loaders, once; of ranks, on the first that loads."""
     while_it_runs.close()
     sites = list(known.values())
     for made in sites:
@@ -42,16 +45,20 @@ def end_process(options: Any, known: dict[Any, Any]) -> None:
     told = list(map(_told, long))
     if short := dict.fromkeys(made.site.where for made in sites if made not in long):
         told.append(f"\nspdl-torch run: less than 2 s of loading, no report: {', '.join(short)}")
-    text = _of_slowest(max(made.time[1] for made in sites), "\n".join(told))
-    if text is not None:
-        print(printable(text), file=sys.stderr, flush=True)
-        if options.html is not None:
-            parts = [part_of(it.report, it.site.where, it.how) for it in long if it.report]
-            try:
-                text = str(write_page(options.html, html_of("Report on loading", parts)))
-            except (OSError, ValueError, ModuleNotFoundError) as error:  # Jinja2
-                text = f"spdl-torch run: --html: {error}"
-            print(printable(text), file=sys.stderr)
+    path = options.html
+    parts = [part_of(it.report, it.site.where, it.how) for it in long if path and it.report]
+    shown = _of_slowest(max(made.time[1] for made in sites), ["\n".join(told), parts])
+    if shown is None:
+        return
+    print(printable(shown[0]), file=sys.stderr, flush=True)
+    if path is not None:
+        if parent_process() and not _ranks:  # beside the program's own page
+            path = path.with_stem(f"{path.stem}.{os.getpid()}")
+        try:
+            text = str(write_page(path, html_of("Report on loading", shown[1])))
+        except (OSError, ValueError) as error:
+            text = f"spdl-torch run: --html: {error}"
+        print(printable(text), file=sys.stderr)
 
 
 def _leave_figures(sites: list[Any], folder: Path) -> None:
@@ -107,24 +114,30 @@ def note_ranks() -> None:
     if not _ranks and distributed and distributed.is_available() and distributed.is_initialized():
         store = distributed.distributed_c10d._get_default_store()
         _ranks[:] = store, distributed.get_rank(), distributed.get_world_size()
+        with suppress(RuntimeError):
+            store.set(f"spdl_torch/run/{_ranks[1]}/loads", "")
 
 
-def _of_slowest(own: float, told: str) -> str | None:
-    """Return, on rank 0, what is told by the rank that waits most for its data; elsewhere None.
-    ``own``: the share of the time that this one waits."""
+def _of_slowest(own: float, told: list[Any]) -> list[Any] | None:
+    """Return, on the first rank that loads, the text and the page's parts of the one that waits
+    most for its data; elsewhere None. ``own``: the share of the time that this one waits."""
     if not _ranks:
         return None if int(os.environ.get("RANK", "0")) else told
     store, rank, num_ranks = _ranks
-    waits, texts = {rank: own}, {rank: told}
+    waits, found = {rank: own}, {rank: told}
+    is_first, others = rank == 0, list(range(rank + 1, num_ranks))
     with suppress(RuntimeError):  # the store, or a rank, is gone
+        is_first = not any(store.check([f"spdl_torch/run/{each}/loads"]) for each in range(rank))
         store.set(f"spdl_torch/run/{rank}", json.dumps([own, told]))
-        for other in range(1, 0 if rank else num_ranks):
-            store.wait([f"spdl_torch/run/{other}"], timedelta(seconds=_RANKS_SECONDS))
-            waits[other], texts[other] = json.loads(store.get(f"spdl_torch/run/{other}"))
-    if rank:
+        others = [it for it in others if is_first and store.check([f"spdl_torch/run/{it}/loads"])]
+        for each in others:
+            store.wait([f"spdl_torch/run/{each}"], timedelta(seconds=_RANKS_SECONDS))
+            waits[each], found[each] = json.loads(store.get(f"spdl_torch/run/{each}"))
+    if not is_first:
         return None
     text = ", ".join(f"rank {each} {percent(share)}" for each, share in waits.items())
     slowest = max(waits, key=waits.__getitem__)
-    known = "" if len(waits) == num_ranks else "others have not ended, and of these "
+    known = "" if len(waits) > len(others) else "others have not ended, and of these "
     text = f"Of the time, waiting for data takes {text}: {known}rank {slowest}, shown above, is the"
-    return "\n".join([texts[slowest], "", wrapped(f"{text} slowest.", "RANKS    ")])
+    text = "\n".join([found[slowest][0], "", wrapped(f"{text} slowest.", "RANKS    ")])
+    return [text, found[slowest][1]]

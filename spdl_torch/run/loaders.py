@@ -39,9 +39,8 @@ def exchange_loader(options: Any) -> None:
     global _options
     _options = options
     if options.html is not None:
-        with suppress(ModuleNotFoundError):  # which is said at the end
-            # Now: its import has Python forget that Ctrl-C ended the program, and its status.
-            importlib.import_module("jinja2")
+        # Now: its import has Python forget that Ctrl-C ended the program, and its status.
+        importlib.import_module("jinja2")
     named: Any = Watched if options.loader == "torch" else DataLoader
     for name, module in list(sys.modules.items()):
         is_taken = getattr(module, "__dict__", {}).get("DataLoader") is TorchDataLoader

@@ -15,6 +15,7 @@ import _torchrun
 import _warm
 import pytest
 import torch
+from _loader_helpers import library
 
 from spdl_torch.__main__ import main
 from spdl_torch.run.ending import _edit
@@ -112,7 +113,7 @@ PROGRAMS = {
     if __name__ == "__main__":
         end, ours = multiprocessing.Pipe()
         train(DataLoader(Squares(), 8))
-        for method in ("spawn", "fork"):
+        for method in ("spawn", "fork", "forkserver"):
             context = multiprocessing.get_context(method)
             process = context.Process(target=child, args=(method, end))
             process.start()
@@ -174,6 +175,30 @@ PROGRAMS = {
     print(*Accelerator(cpu=True).prepare(DataLoader(Squares(), 4)))
     print(*StatefulDataLoader(Squares(), 4))
 """,
+    "trainer.py": """
+    import torch, transformers
+    from data import Squares
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.linear = torch.nn.Linear(2, 1)
+
+        def forward(self, point):
+            return {"loss": self.linear(point).square().mean()}
+
+    class Points(Squares):
+        def __getitem__(self, index):
+            return {"point": super().__getitem__(index)}
+
+    quiet = {"report_to": [], "disable_tqdm": True, "use_cpu": True, "save_strategy": "no"}
+    arguments = transformers.TrainingArguments("out", num_train_epochs=2, seed=3, **quiet)
+    trainer = transformers.Trainer(Model(), arguments, train_dataset=Points())
+    trainer.remove_callback(transformers.PrinterCallback)  # which prints how long it took
+    trainer.train()
+    print(trainer.model.linear.weight.tolist())
+""",
     "long.py": """
     import sys, time
     from data import Squares
@@ -199,22 +224,45 @@ PROGRAMS = {
     if "fail" in sys.argv:
         raise ValueError("of the program")
 """,
+    "endless.py": """
+    import sys, time
+    from data import Squares
+    from torch.utils.data import DataLoader
+
+    began = time.monotonic()
+    while time.monotonic() - began < 30:
+        try:
+            for _ in DataLoader(Squares(), 4):
+                pass
+        except Exception:
+            pass
+    sys.exit("nothing has ended it")
+""",
     "ranks.py": """
-    import torch, torch.distributed as dist
+    import os, sys, time, torch, torch.distributed as dist
     from data import Squares
     from torch.utils.data import DataLoader, DistributedSampler
 
+    class Slow(Squares):
+        def __getitem__(self, index):
+            time.sleep(0.08)
+            return super().__getitem__(index)
+
     dist.init_process_group("gloo")
-    sampler = DistributedSampler(data := Squares(), shuffle=False)
-    if dist.get_rank() == 0:
-        loader = DataLoader(data, 4, sampler=sampler)
+    sampler = DistributedSampler(Squares(), shuffle=False)
+    if dist.get_rank() == 1:
+        loader = DataLoader(Slow(), 4, sampler=sampler)
+    elif "alone" in sys.argv:
+        loader = torch.zeros(8, 4, 2)
     else:
-        loader = DataLoader(data, 4, sampler=sampler)
+        loader = DataLoader(Squares(), 4, sampler=sampler)
     for batch in loader:
         dist.all_reduce(batch)
     if dist.get_rank() == 0:
         print(batch.sum().item())
     dist.destroy_process_group()
+    if "alone" in sys.argv and os.environ["RANK"] == "1" and not os.fork():
+        list(DataLoader(Squares(), 4))
 """,
 }
 
@@ -319,16 +367,17 @@ def test_compiled_program_runs(folder):
 
 
 def test_children_load_with_ours_and_report_once(folder):
-    """Whether they are spawned or forked; a fork reports only on loaders of its own. The file has
-    the figures of all."""
-    words = *UNDER_RUN, "--record", "run.db", "children.py"
+    """Whether they are spawned, forked or a server's; a fork reports only on loaders of its own.
+    The file has the figures of all, and each has its page."""
+    words = *UNDER_RUN, "--record", "run.db", "--html", "page.html", "children.py"
     under_run = start_cold(folder, *words)  # so that its children are, too
     status, _, err = compared(start(folder, "children.py"), under_run)
     assert status == 0
-    assert sites(err) == [*["children.py:11"] * 2, "children.py:15"]
+    assert sites(err) == [*["children.py:11"] * 3, "children.py:15"]
+    assert len(list(folder.glob("page.*html"))) == 4
     with closing(sqlite3.connect(folder / "run.db")) as file:
         runs = file.execute("SELECT count(*) FROM interval GROUP BY run_id").fetchall()
-    assert runs == [(2,)] * 3, "both epochs"
+    assert runs == [(2,)] * 4, "both epochs"
 
 
 def test_refused_loader_stays_torchs_and_ctrl_c_ends_it(folder):
@@ -350,6 +399,35 @@ def test_libraries_that_make_loaders_have_ours(folder):
     status, _, err = both_ways(folder, "libraries.py")
     assert status == 0
     assert sites(err) == ["libraries.py:30", "libraries.py:25", "libraries.py:33"]
+
+
+def test_loader_that_a_library_derives_is_ours(folder):
+    """It is the program's all the same: the report names its line. The edit is none of the file of
+    the library."""
+    library("monai")
+    text = """
+        import time, torch
+        from monai.data import DataLoader, Dataset
+
+        loader = DataLoader(Dataset([1.0, 2.0]), 2)
+        print(*loader, isinstance(loader, torch.utils.data.DataLoader), len(loader))
+        began = time.perf_counter()
+        while time.perf_counter() - began < 4:
+            list(loader)
+    """
+    (folder / "derived.py").write_text(textwrap.dedent(text))
+    status, _, err = both_ways(folder, "derived.py", start=start_cold)
+    assert status == 0
+    assert "spdl-torch run: derived.py:5: Dataset of 2, " in err
+    assert "EDIT     at the program's top, before monai: import torch.utils.data, spdl_torch" in err
+
+
+def test_hugging_faces_trainer_trains_the_same(folder):
+    """It makes the loader itself."""
+    pytest.importorskip("transformers")
+    status, _, err = both_ways(folder, "trainer.py")
+    assert status == 0
+    assert "called at trainer.py:22" in sites(err)
 
 
 def test_report_and_page_and_file_are_of_the_program(folder, capsys):
@@ -402,7 +480,8 @@ def test_torchs_loader_is_watched(words, folder):
 
 
 def test_comparison_ends_the_program_in_turns(folder, monkeypatch, capsys):
-    """It says before what happens, and at the end what each loop gained."""
+    """By an exception that it does not catch by accident. It says before what happens, and at the
+    end what each loop gained."""
     _warm.server(())  # which itself is started as ever
     monkeypatch.chdir(folder)
     with open("turns.txt", "w") as file:
@@ -411,26 +490,43 @@ def test_comparison_ends_the_program_in_turns(folder, monkeypatch, capsys):
             return _warm.start(words[words.index("-c") :], stdout=file, stderr=file)
 
         monkeypatch.setattr(subprocess, "Popen", begin)
-        status = main(["run", "--compare", "1", "long.py"])
+        status = main(["run", "--compare", "1", "endless.py"])
     out, err = capsys.readouterr()
     assert status == 0, (folder / "turns.txt").read_text()
-    assert "the program runs 4 times" in err.splitlines()[0]
-    assert re.search(r"long\.py:15, .*: batches/s +[\d.,]+ ±", out)
+    first, *turns = err.splitlines()
+    assert "the program runs 4 times" in first
+    assert [line.split()[-1] for line in turns] == ["torch", "ours", "ours", "torch"]
+    figures = (
+        r"endless\.py:9, .*: batches/s",
+        r"endless\.py:9, .*: s to first batch",
+        "peak memory, MiB",
+    )
+    for line, figure in zip(out.splitlines()[1:], figures, strict=sys.platform == "linux"):
+        assert re.match(rf"{figure} +[\d.,]*[1-9][\d.,e-]* ±", line)
     assert len({line.rindex(" (") for line in out.splitlines()[1:]}) == 1, "columns"
 
 
-def test_first_of_several_ranks_reports_on_the_slowest(folder):
-    """As torchrun starts them."""
+@pytest.mark.parametrize(
+    ("words", "last", "waits"), [([], "502.6875", "rank 0 .* %, "), (["alone"], "255.3125", "")]
+)
+def test_first_of_several_ranks_reports_on_the_slowest(words, last, waits, folder):
+    """As torchrun starts them, in text and on the page; the first of those that load, for which no
+    fork of it speaks."""
     with _torchrun.environments(2) as each, ExitStack() as stack:
-        started = [start(folder, *UNDER_RUN, "ranks.py", **rank) for rank in each]
+        words = *UNDER_RUN, "--html", "page.html", "ranks.py", *words
+        started = [start(folder, *words, **rank) for rank in each]
         ranks = [stack.enter_context(rank) for rank in started]
         (status, out, err), (other_status, _, other_err) = map(ended, ranks)
     out = re.sub(r"\[Gloo\].*\n", "", out)  # of torch 2.9
-    assert (status, out) == (0, "502.6875\n"), err
-    slowest = r"rank 0 .* %, rank 1 .* %: rank ([01]), shown above, is the slowest"
-    number = re.search(slowest, " ".join(err.split()))[1]
-    assert sites(err) == [f"ranks.py:{9 + 2 * int(number)}"]
-    assert (other_status, sites(other_err)) == (0, [])
+    assert (status, other_status, out) == (0, 0, f"{last}\n"), err
+    shown, nothing = (err, other_err) if waits else (other_err, err)
+    slowest = rf"takes {waits}rank 1 .* %: rank 1, shown above, is the slowest"
+    assert re.search(slowest, " ".join(shown.split()))
+    for text in (shown, (folder / "page.html").read_text()):
+        assert "ranks.py:14" in text
+        assert "ranks.py:18" not in text
+    assert SHORT not in shown
+    assert "ranks.py" not in nothing
 
 
 @pytest.mark.parametrize(
@@ -442,10 +538,13 @@ def test_first_of_several_ranks_reports_on_the_slowest(folder):
     ],
 )
 def test_edit_is_of_the_line_that_names_torchs_loader(source, edit, tmp_path, monkeypatch):
-    """An import in several lines, a name in a module, and a program that was edited."""
+    """An import in several lines, a name in a module, and a program that was edited; of a library,
+    which is not to be edited, a line before its import."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(source)
     assert _edit(Site("train.py:7", "train.py", 7, "", "Squares")).startswith(edit)
+    monai = _edit(Site("train.py:7", "monai/data/dataloader.py", 0, "monai", "Squares"))
+    assert monai.startswith("at the program's top, before monai: import torch.utils.data, spdl")
 
 
 @pytest.mark.parametrize(
@@ -456,10 +555,12 @@ def test_edit_is_of_the_line_that_names_torchs_loader(source, edit, tmp_path, mo
         (["--loader", "torch", "--html", "x", "y.py"], "alone"),
         (["-"], "standard input is not run"),
         (["-c", "pass"], "-c or of standard input is not run"),
+        (["--compare", "1", __file__], "for one rank"),
     ],
 )
-def test_command_that_cannot_run_says_why(words, message, capsys):
+def test_command_that_cannot_run_says_why(words, message, capsys, monkeypatch):
     """With status 2; torch's loader stays where it is."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
     before = torch.utils.data.DataLoader
     assert main(["run", *words]) == 2
     assert message in capsys.readouterr().err
