@@ -44,7 +44,8 @@ def cached(
     version: str | int | None = None,
 ) -> CachedDataset[Any]:
     """Return the dataset with its samples cached: each is made once on this machine, by whichever
-    process needs it first, and then read by all ranks and workers.
+    process needs it first, and then read by all ranks and workers. Several processes that have
+    several threads may make a few twice.
 
     Args:
         dataset: map-style. Its samples must be the same every time. Tensors and arrays that are

@@ -156,18 +156,29 @@ def runs(block):
     return not rest
 
 
+def prose_of(page):
+    """The page without its blocks."""
+    return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+
+
 def anchors_of(page):
     """What GitHub and myst make of the page's headings."""
-    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
-    headings = re.findall(r"^#+ (.+)$", text, flags=re.M)
+    headings = re.findall(r"^#+ (.+)$", prose_of(page), flags=re.M)
     return {re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-") for h in headings}
+
+
+@pages
+def test_cell_is_short_when_a_table_is_looked_up(page):
+    """At most 25 words."""
+    rows = re.findall(r"^\|(.+)\|$", prose_of(page), flags=re.M)
+    cells = [cell for row in rows for cell in re.split(r"(?<!\\)\|", row)]
+    assert [cell for cell in cells if len(cell.split()) > 25] == []
 
 
 @pages
 def test_link_resolves_when_it_is_relative(page):
     """Files and headings that a page links to exist, inside the repository."""
-    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose_of(page)):
         if re.match(r"[a-z]+:", target):
             continue
         path, _, anchor = target.partition("#")

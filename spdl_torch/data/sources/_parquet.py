@@ -48,7 +48,7 @@ _MOST_ROWS = 1 << 16  # and rows
 
 class Parquet(ShardSource):
     """The rows of Parquet files, or batches of rows. A source of pipelines, and a map-style dataset
-    for loaders. Needs pyarrow: ``pip install spdl-torch[parquet]``.
+    for loaders. Needs pyarrow, the extra ``parquet``.
 
     files: one or more paths, folders, globs or URLs that fsspec opens, such as
         ``"hf://datasets/OWNER/NAME/**/*.parquet"``. The matches of a glob and the files of a folder
