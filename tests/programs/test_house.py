@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
+import re
 import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
@@ -19,15 +20,10 @@ from test_surface import pages_of_site
 
 import spdl_torch
 
-# From the ground up: a layer imports itself and those above it in this list. "facade" is
-# spdl_torch/__init__.py, which hands the public names to the commands.
-LAYERS = [
-    *("shown_text", "errors", "scopes", "checks", "locks", "lazy_names", "whole_files"),
-    *("handlers", "command_options", "machine", "objects", "engine", "observe"),
-    *("pipeline", "autotune", "io", "loader", "data", "spdl", "nn", "testing", "facade"),
-    *("lightning", "accelerate", "transformers", "ray"),
-    *("prepare", "demo", "run", "__main__"),
-]
+# From the ground up: a layer imports itself and those above it in the contributors' table.
+PAGE = (ROOT / ".github" / "CONTRIBUTING.md").read_text(encoding="utf-8")
+CELLS = re.findall(r"^\| (`.+?) \|", PAGE.partition("## Test")[0], re.MULTILINE)
+LAYERS = re.findall(r"`(\w+)`", " ".join(CELLS))
 
 
 class Import(NamedTuple):
