@@ -18,7 +18,8 @@ import _spawned
 import fsspec
 import pytest
 from _at_call import TooLate
-from _gates import quiet_log
+from _gates import quiet_log, spdl_threads
+from _loader_helpers import assert_threads_end
 from _memory import make_cheap_to_fork
 from hypothesis import HealthCheck, settings
 
@@ -85,6 +86,16 @@ def pytest_collection_modifyitems(config, items):
 def _long_seconds(config):
     default = 60.0 if config.option.long else 10.0
     return config.option.long_seconds or default
+
+
+@pytest.fixture(autouse=True)
+def none_left():
+    """A test that leaves a thread of ours or a child process fails, whatever it was about."""
+    before = [*spdl_threads(), *multiprocessing.active_children()]
+    yield
+    left = [*spdl_threads(), *multiprocessing.active_children()]
+    if left := [each for each in left if each not in before]:
+        assert_threads_end(left)
 
 
 @pytest.fixture(autouse=True)

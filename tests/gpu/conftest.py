@@ -3,9 +3,8 @@
 import pytest
 from _gpus import gpu
 from _lazy_device import backends
-from _loader_helpers import no_thread_left
 
-__all__ = ["backends", "gpu", "no_thread_left"]
+__all__ = ["backends", "gpu"]
 
 
 @pytest.fixture(params=[False, True], ids=["pins_where_made", "pins_at_hand_over"])

@@ -189,16 +189,6 @@ def assert_threads_end(threads: list[Any] | None = None) -> None:
             thread.join(_COLLECTED_AGAIN_SECONDS)
 
 
-@pytest.fixture(autouse=True)
-def no_thread_left():
-    """A test that leaves a loader thread behind fails, whatever it was about."""
-    before = loader_threads()
-    yield
-    left = [thread for thread in loader_threads() if thread not in before]
-    if left:
-        assert_threads_end(left)
-
-
 def run_script(body: str, **environment: str) -> Any:
     """Run ``body`` in a process of its own; end it if it hangs."""
     options = {"timeout": 4 * PATIENCE_SECONDS, "ends_whole": True}

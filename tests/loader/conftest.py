@@ -1,7 +1,6 @@
 """For all of this room."""
 
 from _lazy_device import backends
-from _loader_helpers import no_thread_left
 from _tuners import at_random
 
-__all__ = ["at_random", "backends", "no_thread_left"]
+__all__ = ["at_random", "backends"]

@@ -298,6 +298,7 @@ def fail_in_child(item):
 @pytest.fixture(scope="module")
 def processes():
     with ProcessPoolExecutor(1, mp_context=_spawned.context()) as pool:
+        pool.submit(os.getpid)  # starts its process, which no test leaves behind then
         yield pool
 
 

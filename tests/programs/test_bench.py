@@ -14,7 +14,6 @@ import torch
 from _datasets import Indices
 from _folders import ROOT
 from _gpus import as_torchs, gpu
-from _loader_helpers import no_thread_left
 from _measures_here import measure_here
 from _moving_noise import write_video
 from bench import device_copies
@@ -33,7 +32,7 @@ from bench.peers import installed, left_out
 from bench.tables import TABLES, BenchOptions
 from PIL import Image
 
-__all__ = ["gpu", "no_thread_left"]
+__all__ = ["gpu"]
 
 BENCH = ROOT / "examples" / "bench"
 KEYS = {"title", "settings", "metrics", "rows", "ratios", "failures", "remarks"}

@@ -9,7 +9,7 @@ import torch
 import torch.utils.data as torch_data
 from _datasets import Made, Points
 from _later import LIGHTNINGS_WARNINGS, later
-from _loader_helpers import DataLoader, assert_threads_end, no_thread_left  # noqa: F401
+from _loader_helpers import DataLoader, assert_threads_end
 
 from spdl_torch import PipelineDataset
 from spdl_torch.pipeline import PipelineBuilder
@@ -133,7 +133,6 @@ def streamed_points(length):
     return PipelineDataset(builder.aggregate(3).pipe(torch.stack).add_sink())
 
 
-@pytest.mark.usefixtures("no_thread_left")
 @pytest.mark.parametrize("wrap", [None, torch_data.DataLoader, DataLoader])
 def test_fit_sees_every_item_when_the_dataset_is_a_pipeline(wrap):
     """By itself and in either loader, with len() known, and with the loop cut short."""
