@@ -56,9 +56,7 @@ class Threads(Workers):
     which the loop's thread waits in ``_start_threads``.
     """
 
-    def __init__(
-        self, spec: LoadSpec, stage: DeviceStage | None, placement: Placement | None
-    ) -> None:
+    def __init__(self, spec: LoadSpec, stage: DeviceStage | None, placement: Placement) -> None:
         if stage is not None:
             spec = spec._replace(memory=stage.batch_memory(spec.max_outstanding))
         super().__init__(spec, stage, placement)

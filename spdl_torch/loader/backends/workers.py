@@ -69,9 +69,7 @@ class Workers(Backend):
     look_seconds = inf
     """The interval at which a waiting loop calls ``_tend``."""
 
-    def __init__(
-        self, spec: LoadSpec, stage: Forwarder | None, placement: Placement | None
-    ) -> None:
+    def __init__(self, spec: LoadSpec, stage: Forwarder | None, placement: Placement) -> None:
         """``stage``: what passes the batches on, on a thread of its own; None = the loop takes them
         from the workers. ``placement``: where the workers are, and why."""
         self._spec = spec
@@ -204,7 +202,7 @@ class Workers(Backend):
     @property
     def num_processes(self) -> int:
         """The number of worker processes; see ``Backend``."""
-        return 0 if self.placement is None else self.placement.num_processes
+        return self.placement.num_processes
 
     def request_stop(self) -> None:
         """End every wait and with it the workers; see ``Backend``."""

@@ -40,7 +40,7 @@ class _Begun(NamedTuple):
     queues_before: Queues
     probes_before: ProbeCounters | None
     """This process's; None = the workers are in it."""
-    placement: Placement | None
+    placement: Placement
 
 
 class EpochStats(ABC):
@@ -103,14 +103,11 @@ class WorkersStats(EpochStats):
         """As :class:`EpochStats` says."""
         return self._begun is None
 
-    def begin(
-        self, epoch: Epoch, before: Queues, source: Source, placement: Placement | None
-    ) -> None:
+    def begin(self, epoch: Epoch, before: Queues, source: Source, placement: Placement) -> None:
         """Report on this epoch, which began when ``before`` was read, and whose jobs go to these
         workers; note in the trace where they live."""
         self.recorder = epoch.recorder
-        if placement is not None:
-            epoch.recorder.note("placement", asdict(placement))
+        epoch.recorder.note("placement", asdict(placement))
         # Of this process; where the workers are in it, they count from the epoch's beginning.
         probes = probe_counters() if source.has_own_gil else None
         self._begun = _Begun(epoch, source, before, probes, placement)

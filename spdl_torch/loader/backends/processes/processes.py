@@ -65,7 +65,7 @@ class Processes(Workers):
         self,
         spec: LoadSpec,
         stage: DeviceStage | None,
-        placement: Placement | None,
+        placement: Placement,
         unpacking: Unpacking,
         context: Any = None,
     ) -> None:

@@ -25,7 +25,6 @@ from ....engine.failures import notes_of, text_of
 from ....engine.shared import LiveObjects
 from ....handlers import unless_of_handler
 from ....locks import in_forked_child
-from ...error_notes import is_of_handler
 from ...stats.counts import Readings
 from .child import Beginning, main
 from .error_pickle import unpack_error
@@ -148,11 +147,9 @@ class WorkerProcess:
         freed = self.mappings.freed()
         try:
             content = pickle.dumps((*job, *freed), 5)
-        except Exception as error:
+        except unless_of_handler(Exception) as error:
             if any(freed):
                 self.send(freed)  # nobody reports them again
-            if is_of_handler(error):
-                raise
             return error
         # Noted first: sending to a child that has just died raises nothing, and what is noted is
         # made again.
