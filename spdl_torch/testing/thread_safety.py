@@ -132,7 +132,7 @@ def _compare(
     if settings:
         raise AssertionError(
             "assert_thread_safe: loading on threads must leave the process as it is, but it "
-            f"changed {settings}. All threads share that, the trainer's too. "
+            f"changed {settings}. All threads share that, the training loop's too. "
             f"Set it in the training program, {_OR_PROCESSES}."
         )
     # Of a tensor or an array that differs in its contents there is nothing to say but the place.

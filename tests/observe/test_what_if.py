@@ -179,12 +179,12 @@ TRAINS = {"num_workers": 4, "num_cores": 8, "step": 40 * MS, "cpu": 2 * MS}
         # Samples that took long are there at once.
         (
             {"num_workers": 2, "num_cores": 2, "step": 10 * MS, "waits": 4 * MS, "cpu": 2 * MS},
-            *({"cache": True}, "the trainer", 1.4),
+            *({"cache": True}, "the training loop", 1.4),
         ),
-        (TRAINS, {"num_workers": 8}, "the trainer", 0),
-        (TRAINS, {"processes": 4}, "the trainer", 0),
-        (TRAINS, {"cache": True}, "the trainer", 0),
-        (TRAINS, {"read_speedup": 2}, "the trainer", 0),
+        (TRAINS, {"num_workers": 8}, "the training loop", 0),
+        (TRAINS, {"processes": 4}, "the training loop", 0),
+        (TRAINS, {"cache": True}, "the training loop", 0),
+        (TRAINS, {"read_speedup": 2}, "the training loop", 0),
     ],
 )
 def test_prediction_names_what_is_the_limit_then(loader, asked, limit, gain):
@@ -250,9 +250,9 @@ def test_long_calls_do_not_take_more_than_the_workers_have():
 
 
 def test_processes_do_not_show_what_threads_would_do():
-    """Nobody looked at the trainer's GIL with them."""
+    """Nobody looked at the training process's GIL with them."""
     report = simulated(num_workers=2, in_processes=True, gil=2 * MS)
-    assert "share the trainer's GIL" in report.what_if(processes=0).reason
+    assert "share the training process's GIL" in report.what_if(processes=0).reason
     assert report.what_if(num_workers=1).gain == pytest.approx(-0.47, abs=0.1)
 
 
@@ -299,7 +299,7 @@ def test_report_shows_predictions_everywhere(tmp_path):
     assert all(each.setting in page for each in report.predictions)
 
 
-@pytest.mark.parametrize(("sampling", "limit"), [(0.6, "the sampler"), (0.01, "the trainer")])
+@pytest.mark.parametrize(("sampling", "limit"), [(0.6, "the sampler"), (0.01, "the training loop")])
 @pytest.mark.parametrize("num_workers", [64, 0])
 def test_sampler_is_named_where_it_takes_most_of_the_loop_s_time(num_workers, sampling, limit):
     """It is no faster with other workers, and no work of the trainer's."""

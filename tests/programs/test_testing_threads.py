@@ -67,7 +67,7 @@ def test_what_threads_share_is_named(name, shared, tmp_path):
 )
 def test_setting_that_reaches_the_trainer_is_a_failure(names, told):
     """Though every sample is right. Of several the first four are named."""
-    match = f"must leave the process as it is, but it changed {told} .*the trainer's too"
+    match = f"must leave the process as it is, but it changed {told} .*the training loop's too"
     with pytest.raises(AssertionError, match=match):
         check(idiom_of(*names))
 

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from .causes import Cause
-from .model import THE_LOADER, Question, limiting, predict
+from .model import THE_LOADER, THE_LOOP, Question, limiting, predict
 
 if TYPE_CHECKING:
     from ...engine.statistics import PipelineStats
@@ -53,7 +53,7 @@ class Ceiling(NamedTuple):
     gain: float
     """0.45 = 45 %; infinite where nothing else limits it."""
     limit: str = ""
-    """What limits the speed then; "" = the trainer, which no longer waits."""
+    """What limits the speed then; "" = the training loop, which no longer waits."""
 
     def at_most(self, gain: float, limit: str) -> Ceiling:
         """Return the lower of the two."""
@@ -208,7 +208,7 @@ class _Asked(NamedTuple):
         found = predict(question, self.reading, self.cause, None)
         if found.gain is None:
             return None
-        limit = self.ceiling.limit if found.limit == "the trainer" else found.limit
+        limit = self.ceiling.limit if found.limit == THE_LOOP else found.limit
         return self.ceiling.at_most(found.gain, limit)
 
 
@@ -217,7 +217,7 @@ def _against_gil(asked: _Asked) -> Advice:
     is_worth_it = processes.gain >= _WORTH_IT
     action = asked.without_gil
     if not is_worth_it:
-        why = limiting(processes.limit or "the trainer")
+        why = limiting(processes.limit or THE_LOOP)
         if processes.limit == _THE_CORES:
             why = f"{asked.cores_used:.1f} of the {probes.num_cores:g} cores are in use"
         action = f"{asked.in_few_calls}. Processes would not help either: {why}."
@@ -252,7 +252,7 @@ def _with_more(asked: _Asked) -> Advice:
     found = asked.with_settings(Question(num_workers=wanted))
     if found is not None:
         if found.gain < _WORTH_IT:
-            return _with_less_work(asked, found.limit or "the trainer")
+            return _with_less_work(asked, found.limit or THE_LOOP)
         return _raise(asked, min(wanted, math.ceil(threads * (1 + found.gain))), wanted), found
     has_none = asked.cause is Cause.CPU or asked.reading.others_have_cores
     number = int(min(wanted, _most_useful(asked)))

@@ -1,7 +1,7 @@
 """Predictions: how many batches a second other settings would deliver at most.
 
-A batch takes a worker, a core, the GIL and the trainer for the seconds that were measured; the
-resource with the most to do for a batch limits all.
+A batch takes a worker, a core, the GIL and the training loop for the seconds that were measured;
+the resource with the most to do for a batch limits all.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .placement import Placement
 
 THE_LOADER = "the loader's work for each batch"
+THE_LOOP = "the training loop"
 """What limits the rate where that takes most of the loop's time."""
 _FEW_BATCHES = 10
 _IDLE = 0.3
@@ -48,8 +49,8 @@ class Prediction:
     high: float | None = None
     """Batches a second, at most; None = it cannot be known, for the ``reason``."""
     limit: str = ""
-    """The limit of the rate then: ``the trainer``, ``the sampler``, ``the cores``, ``the GIL``,
-    ``the workers``, or a stage."""
+    """The limit of the rate then: ``the training loop``, ``the sampler``, ``the cores``,
+    ``the GIL``, ``the workers``, or a stage."""
     reason: str = ""
     """Why the rate cannot be known; "" = it is."""
 
@@ -59,8 +60,8 @@ class Prediction:
         return None if self.high is None else self.high / self.base_rate - 1
 
     def __str__(self) -> str:
-        """Return a sentence: ``8 workers: at most 430 batches/s, +55 %; then the trainer is the
-        limit.``
+        """Return a sentence: ``8 workers: at most 430 batches/s, +55 %; then the training loop
+        is the limit.``
         """
         if self.high is None:
             return f"{self.setting}: cannot be known: {self.reason}."
@@ -174,7 +175,8 @@ def _least_seconds(
     on_threads = not (are_processes if processes is None else processes)
     if are_processes and on_threads and count:
         raise NotKnown(
-            "the workers are in processes, and nothing shows how they would share the trainer's GIL"
+            "the workers are in processes, and nothing shows how they would share the training "
+            "process's GIL"
         )
     # The seconds of a batch in the ops: on a core, and waiting, neither for a core nor for the GIL.
     has = seconds if inline else own[0].thread_time / num_batches
@@ -207,7 +209,7 @@ def _least_seconds(
     worker = cpu + waits / question.read_speedup + overhead
     # What the loop does itself in the loader, such as to draw from the sampler, is its work.
     step = (1 - reading.waits_for_others - reading.own_work + own_work) * seconds
-    shares = {"the trainer": 1 - reading.waits, "the sampler": reading.sampling}
+    shares = {THE_LOOP: 1 - reading.waits, "the sampler": reading.sampling}
     shares[THE_LOADER] = own_work
     loop = max(shares, key=lambda name: shares[name])
     if not count:

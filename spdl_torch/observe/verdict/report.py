@@ -17,7 +17,7 @@ from ...shown_text import percent, printable, shown_rate, shown_seconds, wrapped
 from ..page.page import html_of, write_page
 from .advice import fitted, on_short_samples
 from .causes import Cause, Reading
-from .model import Question, limiting, predict, worth_asking
+from .model import THE_LOOP, Question, limiting, predict, worth_asking
 from .placement import Placement
 from .verdict import Verdict, judge
 
@@ -157,7 +157,7 @@ class Report:
             return "waits for room"
         if stage.wait_in_ratio < 0.5:
             return ""
-        return "waits for the trainer" if stage.name in self.pooled else "waits for items"
+        return "waits for the training loop" if stage.name in self.pooled else "waits for items"
 
     def _elsewhere(self) -> float:
         """Return the share of a loader's workers' time that no column of the stages has: they take
@@ -355,7 +355,7 @@ def action_of(verdict: Verdict) -> str:
         return verdict.action
     said = f"{percent(gain)} faster" if gain < 1 else f"{1 + gain:.1f}x as fast"
     if verdict.cause is not Cause.INTERFERENCE:
-        has_more = limit and limit != "the trainer"
+        has_more = limit and limit != THE_LOOP
         said += f"; then {limiting(limit) if has_more else 'training waits no more'}"
     return f"{verdict.action} At most {said}."
 

@@ -46,8 +46,8 @@ class Verdict:
     remarks: tuple[str, ...] = ()
     """Further findings: failures, dropped items, pauses."""
     limit: str = ""
-    """What limits the speed after that gain: ``the cores``, a stage; "" = the trainer, which no
-    longer waits."""
+    """What limits the speed after that gain: ``the cores``, a stage; "" = the training loop, which
+    no longer waits."""
 
 
 class Rule(NamedTuple):
