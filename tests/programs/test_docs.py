@@ -10,6 +10,8 @@ import os
 import re
 import shlex
 import shutil
+import sqlite3
+from contextlib import closing
 from dataclasses import fields
 from typing import NamedTuple
 
@@ -23,6 +25,8 @@ from torch.utils.data import DataLoader as TorchLoader, TensorDataset
 
 import spdl_torch
 from spdl_torch.__main__ import main
+from spdl_torch.observe import SQLiteStatsWriter
+from spdl_torch.pipeline import PipelineBuilder
 
 BESIDE = [ROOT / page for page in ("README.md", ".github/CONTRIBUTING.md", "examples/README.md")]
 BENCHMARK = ROOT / "examples" / "bench" / "README.md"
@@ -186,6 +190,20 @@ def test_link_resolves_when_it_is_relative(page):
         assert file.is_relative_to(ROOT), f"{target} leaves the repository"
         assert file.is_file(), f"{target} does not exist"
         assert not anchor or anchor in anchors_of(file), f"{target}: no such heading"
+
+
+def test_formats_are_those_of_what_is_written(tmp_path):
+    """Of states, and of the statistics file."""
+    stages = PipelineBuilder().add_source([1]).add_sink()
+    writers = spdl_torch.DataLoader([1]), spdl_torch.PipelineDataset(stages)
+    with SQLiteStatsWriter(tmp_path / "run.db"):
+        pass
+    with closing(sqlite3.connect(tmp_path / "run.db")) as file:
+        (version,) = file.execute("PRAGMA user_version").fetchone()
+    page = (ROOT / "docs/reference/versions.md").read_text(encoding="utf-8")
+    states = [each.state_dict()["version"] for each in writers]
+    assert "| {}, {} | `ValueError` |".format(*states) in page
+    assert f"#the-file) | {version} | `ValueError` |" in page
 
 
 def test_page_is_listed_when_it_is_under_docs():
