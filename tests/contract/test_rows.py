@@ -4,7 +4,6 @@ import pytest
 import torch
 from _datasets import Made
 from _loader_helpers import DataLoader, epoch_of, frozen, torch_loader
-from _readings import shown
 from hypothesis import given, settings, strategies as st
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
@@ -162,13 +161,10 @@ def test_rows_count_as_tries(caplog):
     assert "1 of 100 samples of the epoch failed and were skipped" in caplog.text
 
 
-def test_report_of_a_run_recommends_getitems(monkeypatch):
-    """It names the dataset; not where samples take long."""
-    monkeypatch.setattr("spdl_torch.loader.stats.figures._SHORT_SAMPLE_SECONDS", 1.0)
-    for module in ("causes", "model"):  # an epoch here takes a fraction of a second
-        monkeypatch.setattr(f"spdl_torch.observe.verdict.{module}.SHORT_SECONDS", 0.0)
-    loader = DataLoader(Made(lambda _: sum(range(2_000)), 2_000), 100)  # most of any epoch
-    assert len(list(loader)) == 20
-    assert "If Made has __getitems__(indices)" in shown(loader.report())
-    monkeypatch.setattr("spdl_torch.loader.stats.figures._SHORT_SAMPLE_SECONDS", 0.0)
-    assert "If Made has" not in shown(loader.report())
+@pytest.mark.parametrize(
+    ("data", "expected"), [(Made(float), True), (TensorDataset(torch.ones(8)), False)]
+)
+def test_report_knows_whether_samples_are_made_one_by_one(data, expected):
+    """Its advice depends on it."""
+    list(loader := DataLoader(data, 4))
+    assert ("one by one" in loader.report().traits) == expected
