@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+import sys
 import threading
 import weakref
 from collections import deque
@@ -496,8 +497,8 @@ class LazyRing(slabs.SlabRing):
         for slab in self._slabs:
             slab.wait()
 
-    def __del__(self):
-        if machine() is not None:
+    def __del__(self, is_exiting=sys.is_finalizing):
+        if not is_exiting() and machine() is not None:
             super().__del__()
 
 
