@@ -187,6 +187,7 @@ def test_every_image_is_loaded_once_when_workers_share_the_list(images, tmp_path
     assert frames_and_batches(printed) == (NUM_IMAGES, num_batches)
 
 
+@pytest.mark.long  # beside other tests its workers may have the cores until their list ends
 def test_workers_end_with_the_program(endless, images):
     """Where one of them dies: the other one is stopped, the message says which and how. By Ctrl-C,
     which reaches the whole process group: the workers do not die of it, they finish. The program
