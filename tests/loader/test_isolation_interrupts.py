@@ -145,7 +145,7 @@ def test_close_that_ctrl_c_cuts_off_is_finished_by_the_next_one(before, isolatio
         loader.close()
         assert_threads_end()
         until(lambda: not multiprocessing.active_children())
-        with pytest.raises(PipelineStopped):
+        with pytest.raises(PipelineStopped, match="the loader of this iterator was closed"):
             next(batches)
         del batches, loader
         assert_nothing_is_left(before, interrupt.where)

@@ -256,8 +256,8 @@ def test_loader_of_which_only_a_copy_loads_is_told_of(tmp_path, caplog):
         assert len(list(copy.copy(loader(0)))) == 6
         writer.log(EventLogEntry(1.0, "mine"))
     assert caplog.text.count("the loader 'val' delivered nothing in the block") == 1
-    with pytest.raises(KeyError), recording(loader(0), tmp_path / "run.db"):
-        raise KeyError
+    with pytest.raises(KeyError, match="mine"), recording(loader(0), tmp_path / "run.db"):
+        raise KeyError("mine")
     assert len(caplog.messages) == 1
 
 

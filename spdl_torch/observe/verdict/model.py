@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from .causes import Reading
     from .placement import Placement
 
-THE_LOADER = "the loader's work for each batch"
 THE_LOOP = "the training loop"
+THE_LOADER = "the loader's work for each batch"
 """What limits the rate where that takes most of the loop's time."""
 _FEW_BATCHES = 10
 _IDLE = 0.3
