@@ -11,7 +11,7 @@ from operator import sub
 from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..machine.histogram import BUCKETS_OF_SMALL, NO_COUNTS, NUM_SMALL, Histogram, bucket_of
+from ..machine.histogram import NO_COUNTS, Histogram
 
 if TYPE_CHECKING:
     from .rings import Ring
@@ -121,16 +121,18 @@ _FRESH_PARTS = 32
 """After a long call a reading serves for this part of its length: others of its kind, which mostly
 follow, are off by 1.6 % at most."""
 
+_MOST_UNCLOCKED = 60
+
 
 class CallClock:
     """The CPU time of one thread's calls, for less than reading its clock twice in each. Only that
     thread uses it.
 
-    That clock takes 0.2 to 1 µs to read, ten times as long as the wall clock. Of short calls one in
-    eight is timed, and stands for the others. A call of 0.2 ms or more stands for
-    itself alone, as there may be few of these and most of the time in them. Nobody knows at its
-    beginning how long it will take; but the clock only goes on, so it is enough to have read it a
-    little earlier.
+    That clock takes 0.2 to 2 µs to read, ten times as long as the wall clock. Of short calls some
+    are timed, one in eight or, the shorter they are, one in more, so that reading it takes 1 % of
+    their time; they stand for the others. A call of 0.2 ms or more stands for itself alone, as
+    there may be few of these and most of the time in them. Nobody knows at its beginning how long
+    it will take; but the clock only goes on, so it is enough to have read it a little earlier.
 
     The caller calls ``read`` before a call if ``due_ns`` has come or ``num_unclocked`` is 0, and
     ``cpu_of`` after it if it was long or ``num_unclocked`` is 0; otherwise it counts that down. (It
@@ -159,7 +161,8 @@ class CallClock:
         cpu_ns = now_cpu_ns - self._read_cpu_ns - (began_ns - self._read_ns) // 2
         self._read_ns, self._read_cpu_ns = ended_ns, now_cpu_ns
         if took_ns < LONG_NS:
-            self.num_unclocked = 4 + (ended_ns >> 3) % 7  # at random: calls may follow a pattern
+            least = 4 + min(LONG_NS // max(1, took_ns), _MOST_UNCLOCKED)
+            self.num_unclocked = least + (ended_ns >> 3) % least  # they may follow a pattern
             self.due_ns = ended_ns + _FRESH_NS
             return cpu_ns
         self.due_ns = ended_ns + min(_FRESH_NS, took_ns // _FRESH_PARTS)
@@ -195,24 +198,19 @@ class TaskCell:
         tasks = self.num_tasks, failures, self.busy_ns, failed_ns
         return *tasks, self.cpu_ns, self.clocked_ns, self.long_cpu_ns, self.long_ns
 
-    def add(self, wall_ns: int, cpu_ns: int) -> None:
-        """Count a task that succeeded; ``cpu_ns`` < 0: it was not read."""
-        self.num_tasks += 1
-        self.busy_ns += wall_ns
-        if cpu_ns >= 0:
-            self._add_cpu(wall_ns, cpu_ns)
-        if 0 <= wall_ns < NUM_SMALL:  # below 0: on some virtual machines clocks step back
-            self._counts[BUCKETS_OF_SMALL[wall_ns]] += 1
-        else:
-            self._counts[bucket_of(wall_ns)] += 1
-
-    def add_many(self, tasks: int, wall_ns: int, cpu_ns: int) -> None:
-        """Count tasks that succeeded and were timed together."""
+    def add(self, wall_ns: int, cpu_ns: int, tasks: int = 1) -> None:
+        """Count a task that succeeded, or so many that were timed together; ``cpu_ns`` < 0: it was
+        not read."""
         self.num_tasks += tasks
         self.busy_ns += wall_ns
         if cpu_ns >= 0:
             self._add_cpu(wall_ns, cpu_ns)
-        self._counts[bucket_of(wall_ns // tasks)] += tasks
+        # As ``bucket_of``, a call of which takes as long as all the rest.
+        mean_ns = wall_ns if tasks == 1 else wall_ns // tasks
+        if mean_ns < 0:
+            mean_ns = 0
+        shift = (mean_ns | 8).bit_length() - 4
+        self._counts[(shift << 3) + (mean_ns >> shift)] += tasks
 
     def add_failure(self, wall_ns: int, cpu_ns: int) -> None:
         """Count a task that raised."""

@@ -31,8 +31,8 @@ class TaskPerfStats:
     """Length of the interval, in seconds."""
     ave_cpu_time: float = 0.0
     """Mean CPU time of a call in its own thread, in seconds; of calls below 0.2 ms, one in eight
-    is measured, of longer ones every one, to 0.05 ms. Far below ``ave_time`` means that the op
-    waits: for I/O, the GIL or a core."""
+    or fewer are measured, of longer ones every one, to 0.05 ms. Far below ``ave_time`` means that
+    the op waits: for I/O, the GIL or a core."""
     p50_time: float = 0.0
     busy_time: float = 0.0
     """Seconds that the threads spent inside the op, added up, failures included."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from itertools import chain, repeat
 
 _SUB_BITS = 3
 
@@ -39,24 +38,10 @@ class Histogram:
 
 def bucket_of(nanoseconds: int) -> int:
     """Return the bucket of a duration."""
-    if nanoseconds < _SUB:
-        return max(nanoseconds, 0)
-    shift = nanoseconds.bit_length() - _SUB_BITS - 1
-    return ((shift + 1) << _SUB_BITS) | ((nanoseconds >> shift) & (_SUB - 1))
-
-
-NUM_SMALL = 4096
-
-
-# Each bucket as often as it has durations: 4096 calls of bucket_of would take 1 ms at import.
-BUCKETS_OF_SMALL = (
-    *range(_SUB),
-    *chain.from_iterable(
-        repeat(bucket, 1 << (bucket >> _SUB_BITS) - 1)
-        for bucket in range(_SUB, bucket_of(NUM_SMALL))
-    ),
-)
-"""The buckets of short durations: for a cheap task a call of ``bucket_of`` costs too much."""
+    if nanoseconds < 0:  # on some virtual machines clocks step back
+        return 0
+    shift = (nanoseconds | 8).bit_length() - 4
+    return (shift << 3) + (nanoseconds >> shift)
 
 
 def _middle_of(bucket: int) -> float:

@@ -70,6 +70,8 @@ class Worker:
         self._could_not_start = could_not_start
         self._streams = SampleStreams(spec.base_seed, number)
         self._has_begun = False
+        self._records_turns = True
+        """Whether the last one was long enough for that."""
 
     def serve(self, say_ready: Callable[[], object], is_surplus: Callable[[], bool]) -> None:
         """Work on epoch after epoch, until the channel that delivers them is closed. A worker that
@@ -203,7 +205,9 @@ class Worker:
         """
         result: Result | None = None
         try:
-            started_ns, cpu_ns, number = perf_counter_ns(), thread_time_ns(), job.number
+            started_ns, number = perf_counter_ns(), job.number
+            # That clock takes up to 2 µs to read: not where turns are too short to be recorded.
+            cpu_ns = thread_time_ns() if self._records_turns else -1
             self._activity.since_ns = started_ns
             begin_job(self._activity, job)  # waits here while the process is forked
             if isinstance(maker, Reason):
@@ -221,14 +225,16 @@ class Worker:
             self._activity.job = None  # from here on a fork need not wait for this worker
             if result is _NOTHING_LEFT:
                 return since_ns
-            ended_ns, cpu_ns = perf_counter_ns(), thread_time_ns() - cpu_ns
+            ended_ns = perf_counter_ns()
+            cpu_ns = thread_time_ns() - cpu_ns if cpu_ns >= 0 else -1
             output, outcome = (-1 if result is None else number), Outcome.PASSED
             if result is not None:  # None: the worker that finishes the last sample delivers
                 epoch.deliver(result)
             if isinstance(result, Failed):
                 outcome = Outcome.FAILED
             done_ns = perf_counter_ns()
-            if done_ns - since_ns >= ring.shortest_ns:
+            self._records_turns = done_ns - since_ns >= ring.shortest_ns
+            if self._records_turns:
                 times = since_ns, started_ns, ended_ns, done_ns, cpu_ns
                 ring.add(times, number, output, epoch.jobs_of(self._number), epoch.results, outcome)
             return done_ns

@@ -65,10 +65,8 @@ def timed(
         cpu = clock.cpu_of(wall, now)
     if into is not None:
         tasks = len(into)
-    if tasks == 1:
-        cell.add(took_ns, cpu)
-    elif tasks:
-        cell.add_many(tasks, took_ns, cpu)
+    if tasks:
+        cell.add(took_ns, cpu, tasks)
     ring = cell.ring
     if ring is not None and took_ns >= ring.shortest_ns * recorded_from:
         ring.add_part(cell.part, wall, now, cpu)
