@@ -357,7 +357,7 @@ class DataLoader(TorchDataLoader[T_co]):
             return False
         num_batches = -(-sum(each.num_items for each in order.workers) // (self.batch_size or 1))
         is_whole = has_length(self) and num_batches >= len(self) > 0
-        return order.looked_ahead.nothing_left or is_whole
+        return order.start.nothing_left or is_whole
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume a state at the next ``iter(loader)``; if the loop had seen the end of that epoch,

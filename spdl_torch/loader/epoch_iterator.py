@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from .checkpoint.epoch import BaseSeed, EpochStart, HandedOut, LookAhead
+from .checkpoint.epoch import BaseSeed, EpochStart, HandedOut
 from .checkpoint.order import END, Order, next_index
 from .checkpoint.resume_state import (
     draw_again_from,
@@ -46,7 +46,7 @@ class EpochIterator(_BaseDataLoaderIter):
         with order_drawn_again(loader, resume) as redrawn:
             super().__init__(loader)
             self._base = BaseSeed(int(self._base_seed))
-            if resume is not None and not resume.drew_base_seed:
+            if resume is not None and not resume.base.drew_base_seed:
                 draw_again_from(loader, redrawn.states)
             self._begin_epoch(loader, resume, redrawn)
 
@@ -56,7 +56,7 @@ class EpochIterator(_BaseDataLoaderIter):
         with order_drawn_again(loader, resume) as redrawn:
             super()._reset(loader)
             self._base = self._base.following()
-            if resume is not None and resume.drew_base_seed:
+            if resume is not None and resume.base.drew_base_seed:
                 self._base = BaseSeed(drawn_base_seed(loader.generator))
             self._begin_epoch(loader, resume, redrawn)
 
@@ -64,20 +64,38 @@ class EpochIterator(_BaseDataLoaderIter):
         self, loader: DataLoader[Any], resume: ResumeState | None, redrawn: Redrawn
     ) -> None:
         """Begin an epoch at its first sample, or where ``resume`` stands."""
-        position, before = loader._state.position, loader._state.position.order
+        position, sampler = loader._state.position, self._index_sampler
+        before, sampler_epoch = position.order, epoch_of(sampler)
+        within = None if resume is None or resume.finished else resume
         if resume is not None:
             position.num_epochs_begun = resume.epoch + resume.finished
-            if not resume.drew_base_seed:
+            if not resume.base.drew_base_seed:
                 self._base = resume.base
-        within = None if resume is None or resume.finished else resume
         self._tolerance = self._skipped = None
         if loader.on_error == "skip":
             replaces = loader.replace and not isinstance(self._dataset, IterableDataset)
             self._tolerance = Tolerance(len(cast("Sized", self._dataset)) if replaces else 0)
             self._skipped = SkippedSamples(loader.error_budget, self._tolerance)
         self._begun_from = self._worker_states(resume)
-        sampler, sampler_epoch = self._index_sampler, epoch_of(self._index_sampler)
-        start = self._epoch_start(loader, resume, redrawn, sampler_epoch)
+        number = position.num_epochs_begun
+        position.num_epochs_begun += 1
+        named = number if sampler_epoch is None else sampler_epoch
+        seed = self._base.epoch_seed if loader.seed is None else epoch_seed(loader.seed, named)
+        keeps_datasets = self._num_workers == 0 or bool(loader.persistent_workers)
+        start = EpochStart(
+            sampler=sampler,
+            in_batches=self._auto_collation,
+            world=shard_of(sampler)[0],
+            epoch=number,
+            epoch_seed=seed if within is None else within.epoch_seed,
+            base=self._base,
+            generators=redrawn.states,
+            persistent=bool(loader.persistent_workers),
+            keeps_datasets=keeps_datasets,
+            begins_late=within is None and inspect.isgenerator(self._sampler_iter),
+            left_before=() if before is None or resume else before.left_of_resumed,
+            last=() if tell_order(sampler) else None,
+        )
         drawing = drawing_of(sampler, self._sampler_iter, resume)
         if drawing is not None:
             self._sampler_iter = drawing
@@ -85,28 +103,28 @@ class EpochIterator(_BaseDataLoaderIter):
         if resume is None and self._base.num_epochs and before is not None and known:
             known = before.left_to_next() or known  # as persistent workers have left theirs
         so_far = HandedOut(workers=tuple(known))
-        streams_seed, looked_ahead = start.epoch_seed, LookAhead()
-        number = start.epoch if sampler_epoch is None else sampler_epoch
         if within is not None:
-            start, num_skipped = start._replace(epoch_seed=within.epoch_seed, begins_late=False), 0
+            num_skipped = 0
             if not self._begun_from:  # workers with their own iterables skip in those
                 start, num_skipped = skipped(start, within, self._sampler_iter)
-            looked_ahead = self._look_ahead(within, drawing, loader, redrawn)
+            # With workers, indices are drawn ahead anyway.
+            own = () if self._num_workers else generators_of(loader)[1:]
+            before_look = [each.get_state() for each in own]
+            nothing_left = self._look_ahead(within, drawing, redrawn)
+            start = start._replace(nothing_left=nothing_left, before_look=before_look)
             sampler_epoch = epoch_of(sampler)  # it may be set at the first index
             so_far = so_far._replace(
                 local_samples=num_skipped,
                 ahead=frozenset(within.ahead),
                 next_worker=within.next_worker,
             )
-            streams_seed = within.epoch_seed
-        ranks = shard_of(sampler)
         number_of_pass = pass_of_workers(self._dataset, resume, self._num_workers)
         start = start._replace(number_of_pass=number_of_pass)
         self._key = StreamKey(
-            streams_seed,
+            start.epoch_seed,
             start.first,
-            *ranks,
-            epoch=number,
+            *shard_of(sampler),
+            epoch=named,
             is_seeded=loader.seed is not None,
             number_of_pass=number_of_pass,
         )
@@ -115,55 +133,21 @@ class EpochIterator(_BaseDataLoaderIter):
             so_far,
             drawing=drawing,
             sampler_epoch=sampler_epoch,
-            looked_ahead=looked_ahead,
             is_wanted=position.is_collected(inline=self._num_workers == 0),
         )
 
-    def _epoch_start(
-        self,
-        loader: DataLoader[Any],
-        resume: ResumeState | None,
-        redrawn: Redrawn,
-        sampler_epoch: int | None,
-    ) -> EpochStart:
-        """Return what an epoch begins with at its first sample, and count it as begun."""
-        position, sampler = loader._state.position, self._index_sampler
-        before, number = position.order, position.num_epochs_begun
-        position.num_epochs_begun += 1
-        seed = self._base.epoch_seed
-        if loader.seed is not None:
-            seed = epoch_seed(loader.seed, number if sampler_epoch is None else sampler_epoch)
-        return EpochStart(
-            sampler=sampler,
-            in_batches=self._auto_collation,
-            world=shard_of(sampler)[0],
-            epoch=number,
-            epoch_seed=seed,
-            base=self._base,
-            generators=redrawn.states,
-            persistent=bool(loader.persistent_workers),
-            keeps_datasets=self._num_workers == 0 or bool(loader.persistent_workers),
-            begins_late=inspect.isgenerator(self._sampler_iter),
-            left_before=() if before is None or resume else before.left_of_resumed,
-            last=() if tell_order(sampler) else None,
-        )
-
-    def _look_ahead(
-        self,
-        resume: ResumeState,
-        drawing: Drawing | None,
-        loader: DataLoader[Any],
-        redrawn: Redrawn,
-    ) -> LookAhead:
-        """Draw the first index ahead, to go on where ``resume`` stands.
+    def _look_ahead(self, resume: ResumeState, drawing: Drawing | None, redrawn: Redrawn) -> bool:
+        """Draw the first index ahead, to go on where ``resume`` stands. Return whether there is
+        none.
 
         A sampler seeds its order at the first draw. That has to happen here, while the generators
         are as the state says: the global one is restored right after.
         """
-        is_before_order = redrawn.is_before_order(resume)
-        # With workers, indices are drawn ahead anyway.
-        own = () if self._num_workers else generators_of(loader)[1:]
-        before = [generator.get_state() for generator in own]
+        # Without workers a state may be taken between an epoch's beginning and the draw of its
+        # order, which is then still to be seen by the trainer.
+        is_before_order = not resume.num_samples and torch.equal(
+            redrawn.trainers, torch.get_rng_state()
+        )
         if drawing is not None:  # its own state says where it stands, and nothing is drawn
             nothing_left = drawing.is_over
         else:
@@ -173,7 +157,7 @@ class EpochIterator(_BaseDataLoaderIter):
                 self._sampler_iter = itertools.chain((first,), self._sampler_iter)
         if is_before_order:
             redrawn.trainers = torch.get_rng_state()
-        return LookAhead(nothing_left, before)
+        return nothing_left
 
     def _worker_states(self, resume: ResumeState | None) -> list[WorkerState]:
         """Return how far each worker's iterable advances before its first batch; [] = map-style."""
@@ -182,15 +166,12 @@ class EpochIterator(_BaseDataLoaderIter):
         num_workers = max(1, self._num_workers)
         if resume is None or (resume.finished and not resume.workers):
             return [WorkerState()] * num_workers
-        if len(resume.workers) != num_workers:
+        if (there := len(resume.workers)) != num_workers:
+            then = "num_workers=0 or 1" if there == 1 else f"num_workers={there}"
             raise ValueError(
                 f"load_state_dict: workers (finished={resume.finished}): the state is of a loader "
-                f"with {_in_words(len(resume.workers))}, this one has num_workers="
+                f"with {then}, this one has num_workers="
                 f"{self._num_workers}. An iterable dataset divides itself among workers, so their "
                 "number must stay."
             )
         return list(resume.workers)
-
-
-def _in_words(num_parts: int) -> str:
-    return "num_workers=0 or 1" if num_parts == 1 else f"num_workers={num_parts}"

@@ -14,7 +14,8 @@ from torch.utils.data import IterableDataset
 
 from ..engine.recorder import new_pipeline_number
 from ..objects.copies import shallow_copy
-from .checkpoint.resume_state import before_first_epoch, generators_of, left_for_another
+from .checkpoint.epoch import SamplerState
+from .checkpoint.resume_state import before_first_epoch, generators_of
 from .checkpoint.user_state import (
     check_no_passes_inside,
     give_state,
@@ -161,7 +162,7 @@ class LoaderPosition:
         resume, own = ResumeState.checked(state), loader._index_sampler
         if resume.sampler_epoch is not None:
             set_sampler_epoch(own, resume.sampler_epoch)
-        elif resume.sampler is None and (keeper := keeper_of_unknown_epoch(own)):
+        elif resume.drawn.sampler is None and (keeper := keeper_of_unknown_epoch(own)):
             warn(_UNKNOWN_EPOCH.format(type(keeper).__name__))
         if passes := passes_of(loader.dataset):
             passes.named_epoch = None
@@ -177,7 +178,7 @@ class LoaderPosition:
         it, and a sampler may draw from a generator for it, even to find that there is none.
         """
         if self.order is not None:
-            states = self.order.looked_ahead.before
+            states = self.order.start.before_look
             for generator, state in zip(generators_of(loader)[1:], states, strict=False):
                 generator.set_state(state)
 
@@ -227,11 +228,15 @@ def _check_within(loader: Any, resume: ResumeState) -> None:
 
 
 def _for_named_epoch(loader: TorchDataLoader[Any], resume: ResumeState) -> ResumeState:
-    """Return the state to begin with: that of an epoch left, if ``set_epoch`` named another one."""
+    """Return the state to begin with: that of an epoch left, if ``set_epoch`` named another one,
+    which begins as it would have after a ``break``."""
     named = epoch_of(loader._index_sampler)
     is_other = None not in (named, resume.sampler_epoch) and named != resume.sampler_epoch
     is_other = is_other or left_for_another_pass(loader.dataset, resume)
-    return left_for_another(loader, resume) if is_other and not resume.finished else resume
+    if resume.finished or not is_other:
+        return resume
+    base = resume.base.following(is_new=not loader.persistent_workers)
+    return replace(resume, finished=True, base=base, drawn=SamplerState(), workers=())
 
 
 def _warn_counted(dataset: object, order: Order) -> None:

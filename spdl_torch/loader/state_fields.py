@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Mapping
-from dataclasses import fields
 from typing import Any
 
 from ..engine.failures import describe
@@ -41,11 +40,11 @@ def check_fields(state: Mapping[str, Any], names: Collection[str], owner: str) -
         raise ValueError(f"load_state_dict: {name} is {what}, so this is not a state of a {owner}.")
 
 
-def checked_values(kind: Any, state: Mapping[str, Any], latest: int, owner: str) -> dict[str, Any]:
-    """Return a copy of a state's values, for a dataclass whose fields are those of the state.
+def checked_values(
+    names: Collection[str], state: Mapping[str, Any], latest: int, owner: str
+) -> dict[str, Any]:
+    """Return a copy of a state's values, beside its version: it has to have these.
     Raises: as ``check_version`` and ``check_fields``."""
     check_version(state, latest, owner)
-    values = copy.deepcopy({**state})
-    del values["version"]
-    check_fields(values, [each.name for each in fields(kind)], owner)
-    return values
+    check_fields(state, ["version", *names], owner)
+    return copy.deepcopy({name: state[name] for name in names})

@@ -1,8 +1,7 @@
 """The parts of an epoch: what it begins with, its jobs, what the loop has had of them; and the last
 indices before a position, which show whether an order drawn anew is the same.
 
-A state says what an epoch began with for as long as the epoch runs, and has the fields of
-``BaseSeed`` and ``SamplerState`` under the same names.
+A state says what an epoch began with for as long as the epoch runs.
 
 A sampler may draw its order from what no state has: ``random``, numpy, a generator of its own. Then
 it gives another order when it is resumed, of which a position means nothing. A state has a checksum
@@ -52,7 +51,7 @@ class SamplerState(NamedTuple):
     """The state of a sampler, after the indices that were drawn from it."""
 
     sampler: Any = None
-    """None = it keeps none."""
+    """Its own; None = it keeps none."""
     pending: tuple[Any, ...] = ()
     """The indices that were drawn and not handed out."""
     sampler_left: int | None = None
@@ -91,6 +90,12 @@ class EpochStart(NamedTuple):
     number_of_pass: int | None = None
     """That of a ``PipelineDataset`` in workers, where they do not know it from a state."""
 
+    nothing_left: bool = False
+    """Whether it began after its last batch: the saved loop had not seen the end."""
+    before_look: Sequence[torch.Tensor] = ()
+    """The user's generators before an index was drawn ahead; () = none was that may have to be
+    drawn again."""
+
     def count(self, index: Any) -> int:
         """Return the number of samples of an index."""
         if not self.in_batches:
@@ -99,19 +104,6 @@ class EpochStart(NamedTuple):
             return len(index)
         except TypeError:  # a slice, for __getitems__
             return 1
-
-    def num_samples(self, local_samples: int) -> int:
-        """Return the number of samples on all ranks up to a position on this one."""
-        return self.first + local_samples * self.world
-
-
-class LookAhead(NamedTuple):
-    """What was found by drawing an index ahead, to go on within an epoch."""
-
-    nothing_left: bool = False
-    """Whether the epoch began after its last batch: the saved loop had not seen the end."""
-    before: Sequence[torch.Tensor] = ()
-    """The user's generators before that; () = nothing was drawn that may have to be drawn again."""
 
 
 class Given(NamedTuple):

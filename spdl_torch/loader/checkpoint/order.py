@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from .drawing import Drawing
-    from .epoch import EpochStart, LastIndices, LookAhead
+    from .epoch import EpochStart
     from .saved_state import ResumeState
     from .user_state import OwnState
 
@@ -33,7 +33,6 @@ class Order:
         start: what the epoch began with.
         so_far: what the loop has had of it before this iterator's first batch.
         drawing: the indices of a sampler that keeps its own state; None = it keeps none.
-        looked_ahead: see ``LookAhead``.
         is_wanted: whether states are wanted: those of iterables are taken after every batch. An
             iterable without a state counts its items, and resuming makes them again.
     """
@@ -45,11 +44,9 @@ class Order:
         *,
         drawing: Drawing | None,
         sampler_epoch: int | None,
-        looked_ahead: LookAhead,
         is_wanted: bool,
     ) -> None:
         self.start = start
-        self.looked_ahead = looked_ahead
         self.drawing = drawing
         self.sampler_epoch = sampler_epoch
         self.is_wanted = is_wanted
@@ -218,9 +215,9 @@ class Order:
                 epoch_seed=start.epoch_seed,
                 finished=True,
                 sampler_epoch=self.sampler_epoch,
-                sampler=None if self.drawing is None else self.drawing.at_end(),
+                drawn=SamplerState(None if self.drawing is None else self.drawing.at_end()),
                 generators=tuple(map(encoded, generators)),
-                **start.base.following(is_new=not start.persistent)._asdict(),
+                base=start.base.following(is_new=not start.persistent),
                 workers=self._at_end(),
             )
         so_far = self._settled(before or self._so_far[0])
@@ -228,24 +225,23 @@ class Order:
             so_far = so_far._replace(workers=(self._asked_now(self.own),))
         _raise_failures(so_far.workers)
         number = so_far.num_in_order
-        sampler = self._sampler_at(number)
-        last = self._last_before(number)
+        drawn = self._drawn_at(number)
         return ResumeState(
             epoch=start.epoch,
             epoch_seed=start.epoch_seed,
             finished=False,
-            num_samples=start.num_samples(so_far.local_samples),
+            num_samples=start.first + so_far.local_samples * start.world,
             ahead=tuple(sorted(each - number for each in so_far.ahead)),
             sampler_epoch=self.sampler_epoch,
-            **sampler._asdict(),
-            order=kinds_of(sampler.pending) if self.drawing is not None else checksum_of(last),
+            drawn=drawn,
+            order=self._checksum_at(number) if self.drawing is None else kinds_of(drawn.pending),
             generators=tuple(map(encoded, start.generators)),
-            **start.base._asdict(),
+            base=start.base,
             workers=so_far.workers,
             next_worker=so_far.next_worker,
         )
 
-    def _sampler_at(self, number: int) -> SamplerState:
+    def _drawn_at(self, number: int) -> SamplerState:
         """Return the sampler's state before batch ``number``: it is further, and the indices since
         then are pending."""
         if self.drawing is None:
@@ -254,13 +250,13 @@ class Order:
         drawn = (index for each, (_, index, _) in self._drawn.items() if each >= number)
         return sampler._replace(pending=(*drawn, *sampler.pending))
 
-    def _last_before(self, number: int) -> LastIndices:
-        """Return the last indices before batch ``number``; () if they say nothing."""
-        if self.start.last is None or self.drawing is not None or self.workers:
-            return ()
+    def _checksum_at(self, number: int) -> int | None:
+        """Return that of the last indices before batch ``number``; None if they say nothing."""
+        if self.start.last is None or self.workers:
+            return None
         drawn = [index for each, (_, index, _) in self._drawn.items() if each < number]
         last = last_of(drawn[-NUM_LAST:], in_batches=self.start.in_batches)
-        return (*self.start.last, *last)[-NUM_LAST:]
+        return checksum_of((*self.start.last, *last)[-NUM_LAST:])
 
     @property
     def left_of_resumed(self) -> tuple[int, ...]:

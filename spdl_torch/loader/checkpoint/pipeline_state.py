@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import islice
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -53,7 +53,8 @@ class PassState:
     @classmethod
     def checked(cls, state: Mapping[str, Any]) -> PassState:
         """Check a state. Raises: ValueError: not a dataset's state, or of another format."""
-        return cls(**checked_values(cls, state, _VERSION, "PipelineDataset"))
+        names = [each.name for each in fields(cls)]
+        return cls(**checked_values(names, state, _VERSION, "PipelineDataset"))
 
     def as_dict(self) -> dict[str, Any]:
         """Return the state as numbers alone, apart from the source's own state."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -70,13 +70,6 @@ class Redrawn:
     trainers: torch.Tensor
     """The state in which the trainer has the global one."""
 
-    def is_before_order(self, resume: ResumeState) -> bool:
-        """Return whether the trainer's global generator is where it was between the saved epoch's
-        beginning and the draw of its order, which is about to come. Without workers a state may be
-        taken in between; the draw is then still to be seen by the trainer.
-        """
-        return not resume.num_samples and torch.equal(self.trainers, torch.get_rng_state())
-
 
 @scope
 def order_drawn_again(loader: Any, resume: ResumeState | None) -> Iterator[Redrawn]:
@@ -85,31 +78,26 @@ def order_drawn_again(loader: Any, resume: ResumeState | None) -> Iterator[Redra
     torch's global generator is set to ``trainers`` afterwards: the trainer's code draws from it
     too. A generator that the user gave continues from here as it did then.
     """
-    generators, trainers = generators_of(loader), torch.get_rng_state()
-    if resume is None or resume.finished:
-        if resume is not None:
-            _set_states(generators[1:], resume.generators[1:])
-            _restore_samplers(loader, resume)
-        states = [generator.get_state() for generator in generators]
-        position, before = loader._state.position, loader._state.position.order
-        position.before_draws = states
-        try:
-            yield Redrawn(states, trainers)
-        except BaseException:
-            if position.order is before:  # it did not begin: the next one draws what it would have
-                draw_again_from(loader, states)
-            raise
-        finally:
-            position.before_draws = None
-        return
-    redrawn = Redrawn([], trainers)
+    generators, position = generators_of(loader), loader._state.position
+    redrawn, before = Redrawn([], torch.get_rng_state()), position.order
+    is_within = resume is not None and not resume.finished
     try:
-        _set_states(generators, resume.generators)
-        _restore_samplers(loader, resume)
+        if resume is not None:
+            first = 0 if is_within else 1
+            _set_states(generators[first:], resume.generators[first:])
+            _restore_samplers(loader, resume)
         redrawn.states = [generator.get_state() for generator in generators]
+        position.before_draws = None if is_within else redrawn.states
         yield redrawn
+    except BaseException:
+        # An epoch that did not begin: the next one draws what it would have.
+        if position.before_draws is not None and position.order is before:
+            draw_again_from(loader, redrawn.states)
+        raise
     finally:
-        generators[0].set_state(redrawn.trainers)
+        position.before_draws = None
+        if is_within:
+            generators[0].set_state(redrawn.trainers)
 
 
 def draw_again_from(loader: Any, states: list[torch.Tensor]) -> None:
@@ -123,29 +111,16 @@ def drawn_base_seed(generator: torch.Generator | None) -> int:
     return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
 
 
-def left_for_another(loader: Any, resume: ResumeState) -> ResumeState:
-    """Return the state to use after ``set_epoch`` has named another epoch than that of ``resume``:
-    the named epoch begins as it would have after a ``break``.
-    """
-    return replace(
-        resume,
-        finished=True,
-        **resume.base.following(is_new=not loader.persistent_workers)._asdict(),
-        **SamplerState()._asdict(),
-        workers=(),
-    )
-
-
 def _restore_samplers(loader: Any, resume: ResumeState) -> None:
     samplers = list(nested_samplers(loader._index_sampler))
-    if resume.sampler is not None:
+    if resume.drawn.sampler is not None:
         sampler = stateful_sampler(samplers)
         if sampler is None:
             raise ValueError(
                 "load_state_dict: sampler holds the state of a sampler that keeps one, but this "
                 "loader's sampler does not. Make the loader as it was then."
             )
-        give_state(sampler, resume.sampler, "sampler")
+        give_state(sampler, resume.drawn.sampler, "sampler")
     for each in samplers:
         if callable(getattr(each, "start_at", None)) and not resume.finished:
             try:
@@ -166,14 +141,15 @@ def drawing_of(
     from .made_by import length_of
 
     draw = partial(Drawing, sampler, indices, partial(iter, index_sampler))
-    if resume is None or resume.finished or resume.sampler is None:
+    if resume is None or resume.finished or resume.drawn.sampler is None:
         return draw(length_of(index_sampler))
-    if resume.order != kinds_of(resume.pending):
+    drawn = resume.drawn
+    if resume.order != kinds_of(drawn.pending):
         raise ValueError(
             "load_state_dict: pending: indices of a sampler with a state are of other types than "
             "when the state was saved: JSON makes lists of tuples. Save it by torch.save()."
         )
-    return draw(resume.sampler_left, pending=resume.pending, restored=resume.sampler)
+    return draw(drawn.sampler_left, pending=drawn.pending, restored=drawn.sampler)
 
 
 def skipped(
@@ -186,7 +162,7 @@ def skipped(
         other indices before it.
     """
     samplers, tells_order = list(nested_samplers(start.sampler)), start.last is not None
-    if resume.sampler is not None or any(hasattr(s, "start_at") for s in samplers):
+    if resume.drawn.sampler is not None or any(hasattr(s, "start_at") for s in samplers):
         return start._replace(first=resume.num_samples, last=() if tells_order else None), 0
     world = start.world
     target, rest = divmod(resume.num_samples, world)
@@ -252,7 +228,7 @@ def before_first_epoch(loader: Any, generators: list[torch.Tensor]) -> ResumeSta
         epoch_seed=0,
         finished=True,
         sampler_epoch=epoch_of(samplers[0]),
-        sampler=None if sampler is None else state_of(sampler),
+        drawn=SamplerState(None if sampler is None else state_of(sampler)),
         generators=tuple(map(encoded, generators)),
     )
 

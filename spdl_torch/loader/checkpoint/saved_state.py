@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ..state_fields import checked_values
-from .epoch import BaseSeed
+from .epoch import BaseSeed, SamplerState
 from .user_state import WorkerState
 
 _VERSION = 5
@@ -24,7 +24,7 @@ _VERSION = 5
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResumeState:
     """The checked contents of a state: its fields are those of the state, in which tuples are
-    lists."""
+    lists, and ``drawn`` and ``base`` are taken apart."""
 
     epoch: int
     """The number of epochs begun before this one."""
@@ -38,20 +38,15 @@ class ResumeState:
     """The batches after those samples that were handed out before their turn
     (``in_order=False``)."""
     sampler_epoch: int | None = None
-    sampler: Any = None
-    """The state of a sampler that keeps one, after ``pending``; None = it keeps none."""
-    pending: tuple[Any, ...] = ()
-    """The indices that were drawn from that sampler and not handed out."""
-    sampler_left: int | None = None
-    """The number of indices that it gives after those in this epoch; None = unknown."""
+    drawn: SamplerState = field(default_factory=SamplerState)
     order: int | None = None
     """The checksum of the last indices of those samples, by which the order is known again when it
-    is drawn; None = nothing is known of them. With ``sampler``: of the types of ``pending``."""
+    is drawn; None = nothing is known of them. With a sampler's state: of the types of the indices
+    that are pending."""
     generators: tuple[str, ...] = ()
     """The generators' states when the epoch began, or at its end; torch's global one is first."""
-    drew_base_seed: bool = True
-    base_seed: int = 0
-    num_epochs: int = 0
+    base: BaseSeed = field(default_factory=BaseSeed)
+    """That of this epoch or, at its end, of the next one."""
     workers: tuple[WorkerState, ...] = ()
     next_worker: int = 0
     dataset: Any = None
@@ -66,22 +61,23 @@ class ResumeState:
         if isinstance(state, dict) and "_iterator_finished" in state:
             state = {**state}
             del state["_iterator_finished"]  # Accelerate puts it into every loader's state
-        values = checked_values(cls, state, _VERSION, "DataLoader")
+        names = [each.name for each in fields(cls) if each.name not in _GROUPS]
+        names += [name for kind in _GROUPS.values() for name in kind._fields]
+        values = checked_values(names, state, _VERSION, "DataLoader")
         values["workers"] = [WorkerState(**worker) for worker in values["workers"]]
         for name in _LISTS:
             values[name] = tuple(values[name])
+        for group, kind in _GROUPS.items():
+            values[group] = kind(*map(values.pop, kind._fields))
         return cls(**values)
-
-    @property
-    def base(self) -> BaseSeed:
-        """That of the epoch to begin. Of persistent workers' epochs only the first draws one."""
-        return BaseSeed(self.base_seed, self.num_epochs, self.drew_base_seed)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the state as numbers, text, lists and dicts alone, apart from the own states of
         samplers and datasets.
         """
         values = {each.name: getattr(self, each.name) for each in fields(self)}
+        for group in _GROUPS:
+            values |= values.pop(group)._asdict()
         for name in _LISTS:
             values[name] = list(values[name])
         values["workers"] = [
@@ -90,5 +86,7 @@ class ResumeState:
         return copy.deepcopy({**values, "version": _VERSION})
 
 
+_GROUPS: dict[str, Any] = {"drawn": SamplerState, "base": BaseSeed}
+"""The fields whose own fields stand in a state beside the others."""
 _LISTS = ("ahead", "pending", "generators", "workers")
 _WORKER_FIELDS = ("num_items", "ended", "state", "of_dataset", "num_after")
