@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...engine.recorder import FlightRecorder
 from ..error_notes import is_of_handler
-from ..fetching.batch_maker import BatchMaker
+from ..fetching.items import Items
+from ..fetching.samples import maker_of
 from ..fetching.timing import record_parts
 from ..rng.owned import OwnedGenerators
 from ..rng.patches import of_thread
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from ..checkpoint.epoch import Given
     from ..checkpoint.order import Order
     from ..checkpoint.user_state import WorkerState
-    from ..fetching.items import Items
     from ..rng.keys import StreamKey
     from .backend import LoadSpec
     from .jobs import Result
@@ -61,7 +61,7 @@ class InlineWorker(Backend):
         cells = self.stats.counts.new_cells(enabled=self._spec.stats)
         record_parts(self.stats.consumer, cells)
         self._maker = self._within_streams(
-            BatchMaker,
+            maker_of,
             self._spec.recipe,
             streams=self._streams,
             key=key,
@@ -70,8 +70,8 @@ class InlineWorker(Backend):
             memory=None if self._stage is None else self._stage.batch_memory(2),
             cells=cells,
         )
-        if (items := self._maker.items) is not None:
-            self._keep_state_of(items, order)
+        if isinstance(self._maker, Items):
+            self._keep_state_of(self._maker, order)
         return self.stats.consumer, ()
 
     def _keep_state_of(self, items: Items, order: Order) -> None:
@@ -98,7 +98,7 @@ class InlineWorker(Backend):
         result: Any = None
         try:
             # Nothing is drawn for a batch in which no code of the user's takes part.
-            if maker.rows is not None and (plain := maker.make_plain(job.index)) is not None:
+            if maker.reads_rows and (plain := maker.make_plain(job.index)) is not None:
                 result = Loaded(job.number, plain)
             else:
                 # Not Ctrl-C: resuming after that makes the batch again.

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ...locks import RLock
 from ..checkpoint.epoch import Given
 from ..error_notes import is_of_handler
-from ..fetching.bad_samples import NoGoodSample, record_bad
-from ..fetching.items import EndOfIterable
+from ..fetching.bad_samples import EndOfIterable, NoGoodSample, record_bad
 
 if TYPE_CHECKING:
     from ...engine.channel import Channel
@@ -82,8 +81,6 @@ def result_of(
         batch, tries = maker.make(job.first, job.index, number, samples)
         if finalize is not None:
             batch = finalize(batch)
-        if maker.items is None and tries is None:  # most batches
-            return Loaded(number, batch)
         if tries is not None:
             maker.forget_bad()
         return Loaded(number, batch, maker.progress(wanted=wanted), tries)

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from time import perf_counter_ns, thread_time_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.utils.data._utils import worker as torch_worker
@@ -20,6 +20,7 @@ from ...engine.timeline import Outcome
 from ...scopes import scope
 from ..error_notes import Reason, add_thread_note
 from ..fetching.batch_maker import BatchMaker
+from ..fetching.samples import maker_of
 from ..fetching.timing import record_parts
 from ..rng.owned import OwnedGenerators
 from ..rng.patches import install_functions, of_thread
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from ...engine.rings import Ring
     from ...locks import RLock
     from ..fetching.batch_maker import BatchRecipe
+    from ..fetching.samples import Samples
     from .activity import Activity
     from .backend import LoadSpec
     from .jobs import Epoch, Job
@@ -185,7 +187,7 @@ class Worker:
         spec, number = self._spec, self._number
         step = f"iter({type(spec.recipe.dataset).__name__})"
         make = partial(
-            BatchMaker,
+            maker_of,
             recipe,
             streams=self._streams,
             worker=number,
@@ -215,7 +217,7 @@ class Worker:
                 failed = Failed(number, maker.taken(), ends=True)
                 result, taken = _NOTHING_LEFT if isinstance(job, SharedJob) else failed, 0
             elif isinstance(job, SharedJob):
-                result, taken = self._help(maker, job)
+                result, taken = self._help(cast("Samples", maker), job)
             else:
                 # SystemExit too is in its place: the trainer waits for an answer.
                 result = result_of(maker, job, self._spec.finalize)
@@ -241,14 +243,14 @@ class Worker:
         finally:
             del job, maker, epoch, result  # as in _work
 
-    def _help(self, maker: BatchMaker, job: SharedJob) -> tuple[Result | None, int]:
+    def _help(self, maker: Samples, job: SharedJob) -> tuple[Result | None, int]:
         """Fetch samples of a shared job until none is left.
 
         Returns: the result, if this worker finished the last sample; the number of samples taken.
         """
         maker.begin(job.first, job.bad)
         taken, number = 0, job.take()
-        sample_at, index = maker.sample_at, job.index
+        sample_at, index = maker.fetch_at, job.index
         while number is not None:
             # torch fetches nothing after a batch's first error. No lock: see Job.first_error.
             if number < job.first_error:

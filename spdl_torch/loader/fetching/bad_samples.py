@@ -38,8 +38,15 @@ MISSING: Any = object()
 """The placeholder of a sample that is left out of its batch."""
 
 
+# Internal: users never see these two.
+
+
 class NoGoodSample(Exception):
-    """A batch without any good sample. Internal: users never see it."""
+    """A batch without any good sample."""
+
+
+class EndOfIterable(Exception):
+    """The end of an iterable dataset. Not StopIteration, which user code may raise by mistake."""
 
 
 class SkippedSample(NamedTuple):

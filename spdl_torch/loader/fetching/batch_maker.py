@@ -1,10 +1,12 @@
 """Make a batch from its indices, by torch's rules for fetching and collating: one call a batch.
 
-Used by the worker threads and, for ``num_workers=0``, on the trainer's thread.
+Used by the worker threads and, for ``num_workers=0``, on the trainer's thread. How the samples are
+fetched is a subclass's matter: :mod:`.samples` and :mod:`.items`.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,16 +14,14 @@ from torch.utils.data import IterableDataset, default_collate
 
 from ...engine.failures import describe
 from ...io._storage import batch_room
+from ..checkpoint.user_state import WorkerState
 from ..error_notes import describe_batch, is_of_handler, noted_call
 from .bad_samples import MISSING, BadSample, NoGoodSample, Tries
 from .collating import collate_into, is_torchs_collate, odd_sample, refused_part
-from .items import Items, SingleItems
-from .samples import Rows, Samples, samples_of
 from .timing import timed
 
 if TYPE_CHECKING:
     from ...engine.counters import TaskCell
-    from ..checkpoint.user_state import WorkerState
     from ..rng.keys import StreamKey
     from ..rng.streams import SampleStreams
     from .bad_samples import Tolerance
@@ -45,57 +45,17 @@ class BatchRecipe(NamedTuple):
         return isinstance(self.dataset, IterableDataset)
 
 
-class Batch:
-    """The current batch of one thread, reused for every batch.
-
-    streams: the thread's; None = draws are left as they are.
-    key: the epoch's, from which every stream follows.
-    tolerance: None = an error of a sample is an error of its batch.
-    """
-
-    __slots__ = ("bad", "first", "key", "num_good", "streams", "tolerance")
-
-    def __init__(
-        self, streams: SampleStreams | None, key: StreamKey | None, tolerance: Tolerance | None
-    ) -> None:
-        self.streams = None if key is None else streams
-        self.key = key
-        self.tolerance = tolerance
-        self.first = 0
-        """The position in the epoch of the batch's first sample."""
-        self.bad: list[BadSample] = []
-        self.num_good = 0
-        """The number of its other samples, once that is known."""
-
-    def begin_again_at(self, place: int) -> None:
-        """Restart every stream, as if no sample had drawn; the sample at ``place`` is next."""
-        if self.streams is not None and self.key is not None:
-            self.streams.begin(self.key, self.first)
-            self.streams.at(place)
-
-    def at(self, place: int) -> None:
-        """Go to the stream of the sample at ``place`` of the batch."""
-        if self.streams is not None:
-            self.streams.at(place)
-
-    def note_bad(self, place: int, key: Any, error: Exception) -> None:
-        """Keep an error that is tolerated. Raises: the error, if a signal's handler raised it."""
-        if is_of_handler(error):
-            raise error
-        self.bad.append(BadSample(place, key, error))
-
-    def forget_bad(self) -> None:
-        """Let go of the errors, which may refer to the frames of the training loop."""
-        self.bad, self.num_good = [], 0
-
-
-class BatchMaker:
+class BatchMaker(ABC):
     """Fetches and collates for one worker, and counts the time of each in its cell (None: off).
 
-    ``memory``: large tensors of a batch are made there. Errors are the user's own, with a note that
-    names the sample or batch.
-    Raises: for an iterable dataset, as :class:`Items`.
+    ``streams``: the thread's; None = draws are left as they are. ``key``: the epoch's, from which
+    every stream follows; None = none is begun. ``memory``: large tensors of a batch are made there.
+    Errors are the user's own, with a note that names the sample or batch.
+    Raises: as ``_open``.
     """
+
+    reads_rows = False
+    """Whether ``make_plain`` may return a batch."""
 
     def __init__(
         self,
@@ -108,39 +68,55 @@ class BatchMaker:
         memory: Memory | None = None,
         cells: Sequence[TaskCell | None] = (None, None),
     ) -> None:
-        collate_fn = recipe.collate_fn
-        fetch_cell, self._collate_cell = cells
-        self._auto_collation = auto_collation = recipe.auto_collation
-        self._batch = batch = Batch(streams, key, recipe.tolerance)
-        self.items: Items | None = None
-        """The items of an iterable dataset; None = map-style."""
-        self._samples: Samples | None = None
-        if recipe.iterable:
-            kind = Items if auto_collation else SingleItems
-            self.items = kind(recipe, batch, fetch_cell, resume=resume, worker=worker)
-        else:
-            self._samples = samples_of(recipe, batch, fetch_cell)
-            self.sample_at = self._samples.fetch_at
-            """Returns a sample of a batch that several threads make, as ``Samples.fetch_at``: the
-            bound method itself, to save a call per sample."""
-        self._is_torchs = collate_fn is default_collate
+        self._dataset = recipe.dataset
+        self._name = type(recipe.dataset).__name__
+        self._tolerance = recipe.tolerance
+        self._auto_collation = recipe.auto_collation
+        self._cell, self._collate_cell = cells
+        self._streams = None if key is None else streams
+        self._key = key
+        # Of the batch that is being made:
+        self._first = 0  # the position in the epoch of its first sample
+        self._bad: list[BadSample] = []
+        self._num_good = 0  # its other samples, once that is known
+        self._is_collating = False
+        self._is_torchs = recipe.collate_fn is default_collate
         # All large tensors of torch's batches go to the device. Another function could keep views
         # of the memory, from which the loop might begin copies that nobody knows of.
-        self._memory = memory if is_torchs_collate(collate_fn) else None
-        self._collate = collate_fn if self._memory is None else collate_into(self._memory)
-        self._is_collating = False
-        self.rows: Rows | None = None
-        """Reads batches that need nothing else, as ``make_plain``; None = there are none."""
-        if isinstance(self._samples, Rows) and memory is None and recipe.tolerance is None:
-            self.rows = self._samples
+        self._memory = memory if is_torchs_collate(recipe.collate_fn) else None
+        self._collate_fn = recipe.collate_fn
+        if self._memory is not None:
+            self._collate_fn = collate_into(self._memory)
+        self._open(recipe, resume or WorkerState(), worker)
+
+    # How a dataset gives its samples:
+
+    @abstractmethod
+    def _open(self, recipe: BatchRecipe, resume: WorkerState, worker: int) -> None:
+        """Begin to read the dataset. ``resume``: where worker ``worker`` goes on in an iterable."""
+
+    @abstractmethod
+    def fetch(self, index: Any) -> Any:
+        """Return the samples of the batch that has begun, with MISSING in place of tolerated
+        failures. ``index``: the sampler's."""
+
+    @abstractmethod
+    def describe(self, index: Any) -> str:
+        """Describe what is being fetched for the batch of ``index``. Called from other threads."""
+
+    def describe_batch(self, number: int, index: Any) -> str:
+        """Name batch ``number``, whose samples were just fetched, in one short line."""
+        return describe_batch(number, index)
+
+    def progress(self, *, wanted: bool) -> WorkerState | None:
+        """Return an iterable's progress after the last batch; None for a map-style dataset.
+        ``wanted``: include its own state, if it keeps one."""
+        return None
 
     def make_plain(self, index: Any) -> Any:
         """Return the batch of ``index`` where no code of the user's takes part, so that nothing is
         drawn for it; else None."""
-        if self.rows is None or type(index) is not list:
-            return None
-        rows = self.rows.read(index)
-        return None if rows is None else rows.collated
+        return None
 
     def make(
         self, first: int, index: Any, number: int, samples: Any = None
@@ -154,17 +130,16 @@ class BatchMaker:
         Raises: EndOfIterable, NoGoodSample, or what the user's code raises.
         """
         if samples is None:
-            source: Any = self._samples or self.items
-            self.begin(first if self.items is None else self.items.num_taken)
+            self.begin(first)
             if self._memory is None:
-                samples = source.fetch(index)
+                samples = self.fetch(index)
             else:
                 with batch_room(self._memory.room):
-                    samples = source.fetch(index)
-        if self._batch.tolerance is None:
-            return self.collate(samples, index, number), None
+                    samples = self.fetch(index)
+        if self._tolerance is None:
+            return self._collate(samples, index, number), None
         samples, tries = self._good_of(samples)
-        return self.collate(samples, index, number), tries
+        return self._collate(samples, index, number), tries
 
     def begin(self, first: int, bad: list[BadSample] | None = None) -> None:
         """Begin the batch whose first sample is at position ``first`` of the epoch, on this thread.
@@ -172,29 +147,39 @@ class BatchMaker:
         ``bad``: the list for samples that fail, if several threads make the batch.
         """
         self._is_collating = False
-        batch = self._batch
-        batch.first, batch.num_good, batch.bad = first, 0, [] if bad is None else bad
-        if batch.streams is not None and batch.key is not None:
-            batch.streams.begin(batch.key, first)
+        self._first, self._num_good, self._bad = first, 0, [] if bad is None else bad
+        if self._streams is not None and self._key is not None:
+            self._streams.begin(self._key, first)
         if self._memory is not None:
             self._memory.begin()
 
-    def collate(self, samples: Any, index: Any, number: int) -> Any:
+    def _begin_again_at(self, place: int) -> None:
+        """Restart every stream, as if no sample had drawn; the sample at ``place`` is next."""
+        if self._streams is not None and self._key is not None:
+            self._streams.begin(self._key, self._first)
+            self._streams.at(place)
+
+    def _note_bad(self, place: int, key: Any, error: Exception) -> None:
+        """Keep an error that is tolerated. Raises: the error, if a signal's handler raised it."""
+        if is_of_handler(error):
+            raise error
+        self._bad.append(BadSample(place, key, error))
+
+    def _collate(self, samples: Any, index: Any, number: int) -> Any:
         """Collate the samples into batch ``number``, for which the sampler gave ``index``.
 
         Raises: what ``collate_fn`` raises, with a note that names the batch.
         """
         self._is_collating = True
         try:
-            if self._batch.streams is not None:
-                self._batch.streams.at_collate()
+            if self._streams is not None:
+                self._streams.at_collate()
             if self._is_torchs and (made := getattr(samples, "collated", None)) is not None:
                 return made  # the dataset has already written its samples into one batch
             try:
-                return timed(self._collate_cell, self._collate, samples)
+                return timed(self._collate_cell, self._collate_fn, samples)
             except BaseException as error:
-                name = describe_batch if self.items is None else self.items.describe_batch
-                given = f"{name(number, index)}, given {describe(samples)}"
+                given = f"{self.describe_batch(number, index)}, given {describe(samples)}"
                 if odd := odd_sample(samples) or (self._is_torchs and refused_part(samples)):
                     given = f"{given}; {odd}"
                 raise noted_call(error, "collate_fn", "in collate_fn", given)  # noqa: B904
@@ -207,14 +192,14 @@ class BatchMaker:
 
         Raises: NoGoodSample, with the tries.
         """
-        num_good, bad = 1, self._batch.bad
+        num_good, bad = 1, self._bad
         if self._auto_collation:
             if bad:
                 samples = [sample for sample in samples if sample is not MISSING]
             num_good = len(samples) if hasattr(samples, "__len__") else 1
         elif samples is MISSING:
             num_good = 0
-        self._batch.num_good = num_good
+        self._num_good = num_good
         tries = Tries.of(num_good, bad)
         if bad and not num_good:
             raise NoGoodSample(tries)
@@ -222,21 +207,14 @@ class BatchMaker:
 
     def at_work(self, index: Any) -> str:
         """Describe the work on the batch of ``index``. Called from other threads."""
-        if self._is_collating:
-            return "stage 'collate'"
-        source: Any = self._samples or self.items
-        return f"stage 'fetch', {source.describe(index)}"
+        return "stage 'collate'" if self._is_collating else f"stage 'fetch', {self.describe(index)}"
 
     def forget_bad(self) -> None:
         """Let go of the errors of the batch, which may refer to the frames of the training loop."""
-        self._batch.forget_bad()
+        self._bad, self._num_good = [], 0
 
     def tries(self) -> Tries | None:
         """Return the tries of a batch that failed, once; None = no sample may fail."""
-        bad, num_good = self._batch.bad, self._batch.num_good
+        bad, num_good = self._bad, self._num_good
         self.forget_bad()
-        return None if self._batch.tolerance is None else Tries.of(num_good, bad)
-
-    def progress(self, *, wanted: bool) -> WorkerState | None:
-        """Return an iterable's progress, as ``Items.progress``; None for a map-style dataset."""
-        return None if self.items is None else self.items.progress(wanted=wanted)
+        return None if self._tolerance is None else Tries.of(num_good, bad)

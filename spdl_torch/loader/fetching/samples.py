@@ -10,7 +10,7 @@ Nothing can be assumed of a dataset's own ``__getitem__``; such a dataset can of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import getitem
 from typing import TYPE_CHECKING, Any, cast
@@ -29,12 +29,14 @@ from ..error_notes import (
     noted_sample,
 )
 from .bad_samples import MISSING, nothing_good
+from .batch_maker import BatchMaker
 from .collating import has_torchs_types_only, is_torchs_collate
+from .items import Items, SingleItems
 from .timing import LONG_SAMPLES, timed
 
 if TYPE_CHECKING:
-    from ...engine.counters import TaskCell
-    from .batch_maker import Batch, BatchRecipe
+    from ..checkpoint.user_state import WorkerState
+    from .batch_maker import BatchRecipe
 
 _PLAIN_INDICES = (type(None), list, tuple, range)
 
@@ -49,16 +51,6 @@ def samples_into(samples: list[Any], dataset: Any, indices: Iterable[Any]) -> No
     # Not extend(map(...)): calling __getitem__ from C takes 10 to 50 ns longer.
     for index in indices:
         samples.append(dataset[index])  # noqa: PERF401
-
-
-def items_into(samples: list[Any], iterator: Iterator[Any], steps: Iterable[Any]) -> bool:
-    """Append an item for each step; return True if the iterator has ended."""
-    for _ in steps:
-        try:
-            samples.append(next(iterator))
-        except StopIteration:
-            return True
-    return False
 
 
 def one_sample_of(dataset: Any) -> Callable[[Any], Any]:
@@ -84,28 +76,19 @@ def takes_batches(dataset: Any) -> bool:
     return bool(getattr(dataset, "__getitems__", None))
 
 
-class Samples:
-    """Fetches the samples of a batch one by one.
+class Samples(BatchMaker):
+    """Fetches the samples of a batch one by one."""
 
-    cell: counts the calls of the dataset and their time; None = off.
-    """
-
-    def __init__(self, dataset: Any, batch: Batch, cell: TaskCell | None) -> None:
-        self._dataset = dataset
-        self._name = type(dataset).__name__
-        self._fetch_one = one_sample_of(dataset)
-        self._batch = batch
-        self._cell = cell
+    def _open(self, recipe: BatchRecipe, resume: WorkerState, worker: int) -> None:
+        self._fetch_one = one_sample_of(recipe.dataset)
         self._steps: Any = None  # an iterator over the batch's indices; describe() reads it
 
     def fetch(self, index: Any) -> Any:
-        """Return the samples of ``index``, with MISSING in place of tolerated failures."""
         indices = index if type(index) in (list, tuple) else _indices_in(index)
-        batch, count = self._batch, len(indices)
-        taken: Any = iter(indices)
+        count, taken = len(indices), cast("Any", iter(indices))
         self._steps = taken
-        steps = taken if batch.streams is None else batch.streams.over(taken, count)
-        if batch.tolerance is not None:
+        steps = taken if self._streams is None else self._streams.over(taken, count)
+        if self._tolerance is not None:
             return self._fetch_good(indices, steps)
         try:
             return timed(self._cell, samples_at, self._dataset, steps, tasks=count)
@@ -119,7 +102,6 @@ class Samples:
 
     def _fetch_good(self, indices: Sequence[Any], steps: Any) -> list[Any]:
         """Return the samples, with MISSING in place of those whose failure is tolerated."""
-        batch = self._batch
         samples: list[Any] = []
         try:
             timed(self._cell, samples_into, samples, self._dataset, steps, into=samples)
@@ -128,7 +110,7 @@ class Samples:
             if not isinstance(error, Exception):
                 raise noted_sample(error, indices[place])  # noqa: B904
             bad = cast("Exception", noted_sample(error, indices[place]))
-            batch.note_bad(place, indices[place], bad)
+            self._note_bad(place, indices[place], bad)
             del bad  # the error's traceback holds this frame: avoid the cycle
         if len(samples) < len(indices):
             place = len(samples)
@@ -138,20 +120,18 @@ class Samples:
 
     def fetch_at(self, place: int, index: Any) -> Any:
         """Return the sample at ``place`` of the batch; MISSING for a tolerated failure."""
-        batch = self._batch
-        if batch.streams is not None:
-            batch.streams.at(place)
-        if batch.tolerance is None:
+        if self._streams is not None:
+            self._streams.at(place)
+        if self._tolerance is None:
             return self._sample(index)
         try:
             return self._sample(index)
         except Exception as error:
-            batch.note_bad(place, index, error)
+            self._note_bad(place, index, error)
         return self._instead_of(place, index)
 
     def describe(self, index: Any) -> str:
-        """Describe what is being fetched for the batch of ``index``. Called from other threads."""
-        streams, steps = self._batch.streams, self._steps
+        streams, steps = self._streams, self._steps
         if streams is not None:
             place = streams.place
         else:
@@ -171,17 +151,17 @@ class Samples:
 
         It depends on the indices alone, and draws from the failed sample's stream.
         """
-        tolerance = self._batch.tolerance
+        tolerance = self._tolerance
         assert tolerance is not None, "guaranteed by the callers: it is their branch"
         if not tolerance.replaces:
             return MISSING
         for instead in tolerance.instead_of(index):
-            self._batch.begin_again_at(place)
+            self._begin_again_at(place)
             try:
                 return self._sample(instead)
             except Exception as error:
-                self._batch.note_bad(place, instead, error)
-        raise nothing_good([each for each in self._batch.bad if each.place == place])
+                self._note_bad(place, instead, error)
+        raise nothing_good([each for each in self._bad if each.place == place])
 
 
 def _indices_in(index: Any) -> list[Any]:
@@ -197,9 +177,7 @@ class SingleSamples(Samples):
     """Fetches one sample per index, for a loader without batches."""
 
     def fetch(self, index: Any) -> Any:
-        if self._batch.tolerance is None:
-            return self._sample(index)
-        return self.fetch_at(0, index)
+        return self._sample(index) if self._tolerance is None else self.fetch_at(0, index)
 
     def describe(self, index: Any) -> str:
         return f"sample index {describe(index)}"
@@ -212,7 +190,7 @@ class SamplesAtOnce(Samples):
         try:
             return timed(self._cell, self._dataset.__getitems__, index)
         except BaseException as error:
-            tolerates = self._batch.tolerance is not None and is_users(error)
+            tolerates = self._tolerance is not None and is_users(error)
             if not tolerates or not isinstance(index, list | tuple):
                 where = f"in {self._name}.__getitems__"
                 what = describe_indices(index)
@@ -220,7 +198,7 @@ class SamplesAtOnce(Samples):
         if self._cell is not None:  # uncount the call: its samples are counted one by one below
             self._cell.num_tasks -= 1
             self._cell.num_failures -= 1
-        self._batch.begin_again_at(0)
+        self._begin_again_at(0)
         return [self.fetch_at(place, each) for place, each in enumerate(index)]
 
     def describe(self, index: Any) -> str:
@@ -246,16 +224,21 @@ class Rows(Samples):
     It looks up the dataset's tensors for every batch: they may be replaced at any time.
     """
 
-    def __init__(self, dataset: Any, batch: Batch, cell: TaskCell | None) -> None:
-        super().__init__(dataset, batch, cell)
-        self._table, self._indices = _table_of(dataset)
+    def _open(self, recipe: BatchRecipe, resume: WorkerState, worker: int) -> None:
+        super()._open(recipe, resume, worker)
+        self._table, self._indices = _table_of(recipe.dataset)
+        self.reads_rows = self._memory is None and self._tolerance is None
+
+    def make_plain(self, index: Any) -> Any:
+        rows = self._read(index) if type(index) is list else None
+        return None if rows is None else rows.collated
 
     def fetch(self, index: Any) -> Any:
-        batch = self.read(index)
+        batch = self._read(index)
         # One by one otherwise, so that an error names its sample.
         return super().fetch(index) if batch is None else batch
 
-    def read(self, index: Any) -> RowBatch | None:
+    def _read(self, index: Any) -> RowBatch | None:
         """Return the rows of ``index``; None if some do not exist, or if it holds anything but
         plain integers: a bool or a slice would mean something else.
         """
@@ -317,13 +300,15 @@ def _rows_at(tensors: Sequence[torch.Tensor], index: Sequence[int]) -> RowBatch:
     return RowBatch(columns, len(index))
 
 
-def samples_of(recipe: BatchRecipe, batch: Batch, cell: TaskCell | None) -> Samples:
-    """Return the fetcher that fits the dataset."""
-    kind = Samples
-    if not recipe.auto_collation:
+def maker_of(recipe: BatchRecipe, **parts: Any) -> BatchMaker:
+    """Return the maker that fits the dataset; ``parts``: as :class:`BatchMaker` takes them."""
+    kind: type[BatchMaker] = Samples
+    if recipe.iterable:
+        kind = Items if recipe.auto_collation else SingleItems
+    elif not recipe.auto_collation:
         kind = SingleSamples
     elif takes_batches(recipe.dataset):
         kind = SamplesAtOnce
     elif has_rows(recipe.dataset, recipe.collate_fn):
         kind = Rows
-    return kind(recipe.dataset, batch, cell)
+    return kind(recipe, **parts)
