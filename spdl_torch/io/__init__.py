@@ -34,6 +34,8 @@ if TYPE_CHECKING:
         Storage as Storage,
         batch_storage as batch_storage,
         cpu_storage as cpu_storage,
+        to_numpy as to_numpy,
+        to_torch as to_torch,
     )
     from ._tar import iter_tarfile as iter_tarfile
     from ._transfer.transfer import (
@@ -60,24 +62,21 @@ if TYPE_CHECKING:
         ImageFrames as ImageFrames,
         VideoFrames as VideoFrames,
         convert_frames as convert_frames,
-        decode_packets as decode_packets,
-        load_video as load_video,
-        sample_decode_video as sample_decode_video,
-        to_numpy as to_numpy,
-        to_torch as to_torch,
     )
-    from ._video.packets import (
-        ImagePackets as ImagePackets,
-        VideoPackets as VideoPackets,
-        demux_image as demux_image,
-        demux_video as demux_video,
-    )
+    from ._video.packets import ImagePackets as ImagePackets, VideoPackets as VideoPackets
     from ._video.samplers import (
         ClipSampler as ClipSampler,
         VideoInfo as VideoInfo,
         random_clip as random_clip,
         strided_frames as strided_frames,
         uniform_frames as uniform_frames,
+    )
+    from ._video.video import (
+        decode_packets as decode_packets,
+        demux_image as demux_image,
+        demux_video as demux_video,
+        load_video as load_video,
+        sample_decode_video as sample_decode_video,
     )
 
 hand_on()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
+from typing import SupportsFloat
 
 from ..checks import check_whole
 from ..errors import UnsupportedOptionError
@@ -35,6 +38,19 @@ def decode_config(*, decoder_options: Mapping[str, str] | None = None) -> Decode
             "For other options open the file with PyAV."
         )
     return DecodeConfig(int(threads))
+
+
+def window_of(timestamp: tuple[SupportsFloat | str, SupportsFloat | str]) -> tuple[float, float]:
+    """Return start and end in seconds. Raises: ValueError: they are no window."""
+    try:  # a string may be a fraction, as in SPDL
+        start, end = (float(Fraction(t) if isinstance(t, str) else t) for t in timestamp)
+    except (TypeError, ValueError):
+        start = end = math.nan
+    if not start < end:
+        raise ValueError(
+            f"timestamp must be (start, end) in seconds with start < end, got {timestamp!r}."
+        )
+    return start, end
 
 
 def check_size(width: int | None, height: int | None, where: str) -> None:

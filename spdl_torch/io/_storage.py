@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +15,8 @@ from ..checks import check_whole
 from ..scopes import scope
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     Room = Callable[[int], Tensor | None]
 
 
@@ -123,6 +126,43 @@ def room_for(shape: tuple[int, ...], storage: Storage | None) -> Tensor:
     if storage is not None:
         return storage.tensor(shape)
     return torch.empty(shape, dtype=torch.uint8, device="cpu")
+
+
+def to_torch(buffer: Any) -> Tensor:
+    """Return an array as a tensor, without a copy where possible.
+
+    Args:
+        buffer: a tensor, a NumPy array, or an object with DLPack or the array interface.
+
+    Returns: a tensor on the same memory; a copy where that is read-only or has negative strides,
+        which tensors do not support.
+    """
+    if isinstance(buffer, Tensor):
+        return buffer
+    if not isinstance(buffer, np.ndarray) and hasattr(buffer, "__dlpack__"):
+        return torch.utils.dlpack.from_dlpack(buffer)
+    array = np.asarray(buffer)
+    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+        array = array.copy()
+    return torch.from_numpy(array)
+
+
+def to_numpy(buffer: Any) -> NDArray[Any]:
+    """Return an array as a NumPy array on the same memory.
+
+    Args:
+        buffer: a tensor on the CPU, a NumPy array, or an object with the array interface.
+
+    Raises: TypeError: a tensor on another device, or an object without an array.
+    """
+    if isinstance(buffer, Tensor):
+        return buffer.detach().numpy()
+    if not isinstance(buffer, np.ndarray) and not hasattr(buffer, "__array_interface__"):
+        raise TypeError(
+            f"to_numpy: expected a tensor or what has __array_interface__, got "
+            f"{type(buffer).__name__}."
+        )
+    return np.asarray(buffer)
 
 
 CPUBuffer: TypeAlias = Tensor

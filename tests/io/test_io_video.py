@@ -92,13 +92,13 @@ def test_threads_decode_the_same_packets(pool):
     are asked for in SPDL's words."""
     packets = demux_video(EXAMPLE)
     expected = convert_frames(decode_packets(packets))
-    with packets.decoder() as context:
+    with packets.decoder.begun() as context:
         assert context.thread_count == 1
     for found in pool.map(decode_packets, [packets] * 4):
         assert torch.equal(convert_frames(found), expected)
     packets, two = packets.clone(), decode_config(decoder_options={"threads": "2"})
     assert torch.equal(convert_frames(decode_packets(packets, decode_config=two)), expected)
-    with packets.decoder() as context:
+    with packets.decoder.begun() as context:
         assert context.thread_count == 2
 
 

@@ -15,9 +15,9 @@ from av.audio.stream import AudioStream
 from spdl_torch.errors import DecodeError
 
 from ...checks import check_whole
+from .._options import window_of
 from .codec import to_ticks
 from .opening import MediaFile, packets_of
-from .packets import window_of
 
 if TYPE_CHECKING:
     from av.container import InputContainer

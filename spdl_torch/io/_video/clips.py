@@ -6,7 +6,7 @@ import contextlib
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -18,19 +18,17 @@ from spdl_torch.errors import DecodeError, UnsupportedOptionError
 from .._options import RGB24, check_size
 from .._storage import Storage, room_for
 from .._transfer.transfer import CUDAConfig, check_device_config, to_device
-from . import decode
-from .codec import set_threads, tick_until
+from .codec import last_duration, tick_until
 from .filters import FilterChain
-from .frames import rgb_view
 from .opening import MediaFile
-from .packets import VideoPackets, last_duration
-from .reading import UnsureError, Video, no_frame
-from .samplers import ClipSampler, VideoInfo, facts_of
+from .packets import VideoPackets, ascending, every_frame, undamaged
+from .reading import UnsureError, Video, facts_of, no_frame
 
 if TYPE_CHECKING:
     from av.video.frame import VideoFrame
 
     from .._source import Source
+    from .samplers import ClipSampler, VideoInfo
 
 # Without the full chroma, PSNR against RGB + antialias interpolate falls from 44-47 to 38-43 dB.
 # The detour by planar RGB halves the cost: swscale converts fast to and from that, 0.15 ms a frame.
@@ -145,52 +143,54 @@ def _load(
     return Clip(frames, torch.stack(times))
 
 
+@dataclass
 class _Batch:
     """A batch of clips, which are put into it one after the other."""
 
-    def __init__(
-        self,
-        num_clips: int,
-        where: str,
-        width: int | None,
-        height: int | None,
-        pix_fmt: str,
-        num_threads: int,
-        storage: Storage | None,
-    ) -> None:
-        check_size(width, height, where)
-        if pix_fmt != "rgb24":
+    num_clips: int
+    where: str
+    """The function that is called, in errors."""
+    width: int | None
+    height: int | None
+    pix_fmt: str
+    num_threads: int
+    """Those of a decoder, and of the filters."""
+    storage: Storage | None
+    frames: Tensor = field(init=False)
+    """uint8, (N, T, H, W, 3); the first frame's size is that of all."""
+    num_done: int = 0
+
+    def __post_init__(self) -> None:
+        check_size(self.width, self.height, self.where)
+        if self.pix_fmt != "rgb24":
             raise UnsupportedOptionError(
-                f"{where}: pix_fmt must be 'rgb24', got {pix_fmt!r}. Use demux_video, "
+                f"{self.where}: pix_fmt must be 'rgb24', got {self.pix_fmt!r}. Use demux_video, "
                 f"decode_packets and convert_frames for other formats."
             )
-        if not num_clips:
-            raise ValueError(f"{where}: srcs must hold at least one video, got none.")
-        self.frames: Tensor
-        """uint8, (N, T, H, W, 3); the first frame's size is that of all."""
-        self.num_threads = num_threads
-        """Those of a decoder, and of the filters."""
-        self._storage = storage
-        scale = ""
-        if width is not None or height is not None:
-            scale = _SCALE.format(*(-1 if pixels is None else pixels for pixels in (width, height)))
-        self._filters = scale + RGB24
-        self._num_clips, self._num_done = num_clips, 0
+        if not self.num_clips:
+            raise ValueError(f"{self.where}: srcs must hold at least one video, got none.")
+
+    @property
+    def filters(self) -> str:
+        """FFmpeg's description of the resize."""
+        if self.width is None and self.height is None:
+            return RGB24
+        return _SCALE.format(*(-1 if n is None else n for n in (self.width, self.height))) + RGB24
 
     def add(self, shown: Iterator[_Shown], video: Video, num_moments: int) -> Tensor:
         """Put in the frames of one clip, resized; return their times.
 
         Raises: DecodeError: their shape is not that of those before.
         """
-        chain = FilterChain(self._filters, video.source, (0, 1), self.num_threads)
+        chain = FilterChain(self.filters, video.source, (0, 1), self.num_threads)
         times = torch.empty(num_moments, dtype=torch.float64, device="cpu")
         for frame, rows in shown:
             times[rows] = float(frame.pts or 0)
             (filtered,) = chain.push(frame)
-            image = rgb_view(filtered)
+            image = _rgb_view(filtered)
             shape = num_moments, *image.shape
             if not hasattr(self, "frames"):
-                self.frames = room_for((self._num_clips, *shape), self._storage)
+                self.frames = room_for((self.num_clips, *shape), self.storage)
             if shape != self.frames.shape[1:]:
                 raise DecodeError(
                     f"{video.source}: the frames change from {tuple(self.frames.shape[1:])} to "
@@ -198,8 +198,8 @@ class _Batch:
                     "moments."
                 )
             for row in rows:
-                self.frames[self._num_done, row].copy_(image)
-        self._num_done += 1
+                self.frames[self.num_done, row].copy_(image)
+        self.num_done += 1
         return times * float(video.codec.tick)
 
 
@@ -251,7 +251,7 @@ def _near(
     for row, moment in sorted(enumerate(moments), key=lambda each: each[1]):
         place = max(0, bisect_right(times, tick_until(moment, tick)) - 1)
         rows.setdefault(place, []).append(row)
-    with contextlib.closing(decode.decode_wanted(packets, list(rows), num_threads)) as decoded:
+    with contextlib.closing(packets.frames(list(rows), num_threads)) as decoded:
         yield from zip(decoded, rows.values(), strict=True)
 
 
@@ -259,26 +259,24 @@ def _from_first(
     video: Video, moments: Sequence[float], info: VideoInfo, num_threads: int
 ) -> Iterator[_Shown]:
     """Yield the same, decoding from the first packet on until the last moment."""
-    context = video.stream.codec_context
-    set_threads(context, num_threads, is_counted=video.is_counted)
-    frames = decode.every_frame(video, context)
     ends = [tick_until(moment, video.codec.tick) for moment in moments]
     left = sorted(range(len(ends)), key=ends.__getitem__, reverse=True)
     before = None
-    for frame, is_damaged in decode.ascending(frames, video):
-        rows = []
-        while before is not None and left and ends[left[-1]] < (frame.pts or 0):
-            rows.append(left.pop())
-        if before is not None and rows:
-            yield decode.undamaged(*before, video.source), rows
-        if not left:
-            return
-        before = frame, is_damaged
+    with video.decoder.begun(num_threads) as context:
+        for frame, is_damaged in ascending(every_frame(video, context), video):
+            rows = []
+            while before is not None and left and ends[left[-1]] < (frame.pts or 0):
+                rows.append(left.pop())
+            if before is not None and rows:
+                yield undamaged(*before, video.source), rows
+            if not left:
+                return
+            before = frame, is_damaged
     if before is None:
         raise no_frame(video.source)
     end = float(((before[0].pts or 0) + video.codec.ticks_of_a_frame) * video.codec.tick)
     _check_end(video, max(moments), end, info)
-    yield decode.undamaged(*before, video.source), left
+    yield undamaged(*before, video.source), left
 
 
 def _check_end(video: Video, moment: float, end: float, info: VideoInfo) -> None:
@@ -291,6 +289,16 @@ def _check_end(video: Video, moment: float, end: float, info: VideoInfo) -> None
         raise DecodeError(
             f"{info.source}: no frame at {moment:g} s, the video ends at {end:g} s{cut}."
         )
+
+
+def _rgb_view(frame: VideoFrame) -> Tensor:
+    """Return a view of an rgb24 frame: uint8, shape (H, W, 3), CPU, with gaps between the rows.
+
+    The memory is freed with the frame.
+    """
+    plane = frame.planes[0]
+    flat = torch.frombuffer(plane, dtype=torch.uint8)
+    return flat.as_strided((frame.height, frame.width, 3), (plane.line_size, 3, 1))
 
 
 _Shown: TypeAlias = "tuple[VideoFrame, list[int]]"

@@ -10,18 +10,15 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
 import av
 
-from spdl_torch.checks import check_whole
-
 if TYPE_CHECKING:
     from av.packet import Packet
-    from av.video.codeccontext import VideoCodecContext
     from av.video.stream import VideoStream
 
 MPEG = frozenset({"mpeg1video", "mpeg2video", "mpeg4"})
@@ -83,14 +80,6 @@ class VideoCodec:
         return 1 / (rate * self.tick) if rate else Fraction(0)
 
 
-def set_threads(context: VideoCodecContext, num_threads: int, *, is_counted: bool) -> None:
-    """Set the number of threads of a decoder, which opens with its first packet."""
-    check_whole("decoding", least=0, num_threads=num_threads)
-    context.thread_count = num_threads
-    # Decoding several frames at once delays their output, which breaks counting.
-    context.thread_type = "SLICE" if is_counted else "AUTO"
-
-
 def rate_of(stream: VideoStream) -> Fraction | None:
     """Return the average frames per second that a container states; None if it states none.
 
@@ -103,6 +92,29 @@ def rate_of(stream: VideoStream) -> Fraction | None:
 
 ImageCodec: TypeAlias = VideoCodec
 """The codec of an image, for which SPDL has a type of its own."""
+
+
+class Label(NamedTuple):
+    """What a container and a packet's header say of a frame, before anything was decoded."""
+
+    pts: int | None
+    dts: int | None
+    duration: int
+    is_entry: bool
+    is_shown: bool
+
+    @classmethod
+    def of(cls, packet: Packet[Any], codec: VideoCodec) -> Self:
+        """Return the label of a packet that has just been read."""
+        times = packet.pts, packet.dts, packet.duration or 0
+        is_shown = not packet.is_discard and not is_hidden(packet, codec)
+        return cls(*times, is_entry(packet, codec), is_shown)
+
+
+def last_duration(labels: Sequence[Label]) -> int:
+    """Return for how long the frame that is displayed last is displayed, in ticks; 0 if unknown."""
+    times = [label.pts if label.pts is not None else label.dts or 0 for label in labels]
+    return labels[max(range(len(times)), key=times.__getitem__)].duration
 
 
 def _pair(value: Any) -> tuple[int, int]:

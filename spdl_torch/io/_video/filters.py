@@ -6,7 +6,7 @@ import contextlib
 import shlex
 import struct
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from av.error import BlockingIOError as NoFrameYet, EOFError as NoFrameLeft, FFmpegError
 from av.filter import Graph
@@ -18,7 +18,6 @@ from spdl_torch.errors import UnsupportedOptionError
 from .opening import decode_errors
 
 if TYPE_CHECKING:
-    from av.filter.context import FilterContext
     from av.video.frame import VideoFrame
 
     from .packets import VideoPackets
@@ -130,7 +129,7 @@ class FilterChain:
         self._is_stored = is_stored
         self._reformatter = VideoReformatter()
         self._key: tuple[object, ...] | None = None
-        self._running: _Running | None = None
+        self._running: Graph | None = None
 
     def run(self, frames: Iterable[VideoFrame]) -> Iterator[VideoFrame]:
         """Yield what comes out of the chain."""
@@ -153,18 +152,18 @@ class FilterChain:
             before = [] if key == self._key else self.finish()  # the size changes within the video
             if self._running is None:
                 self._key, self._running = key, self._configured(frame, [*upright, *self._chain])
-            return [*before, *self._running.push(frame)]
+            return [*before, *_pushed(self._running, frame)]
 
     def finish(self) -> list[VideoFrame]:
         """Return the frames that are still inside."""
         if self._running is None:
             return []
         with decode_errors(self._name):
-            frames = self._running.push(None)
+            frames = _pushed(self._running, None)
         self._running = None
         return frames
 
-    def _configured(self, frame: VideoFrame, chain: list[tuple[str, str]]) -> _Running:
+    def _configured(self, frame: VideoFrame, chain: list[tuple[str, str]]) -> Graph:
         text = ",".join(name + (f"={arguments}" if arguments else "") for name, arguments in chain)
         if any(name.partition("@")[0] == "vflip" for name, _ in chain):
             chain = [*chain, _IN_ORDER]  # it flips no pixels but lets the lines run backwards
@@ -186,7 +185,7 @@ class FilterChain:
             graph.link_nodes(*nodes).configure()
         except (FFmpegError, ValueError) as error:
             raise ValueError(f"filter_desc: FFmpeg refuses {text!r}: {error}.") from error
-        return _Running(graph, nodes[0], nodes[-1])
+        return graph
 
 
 def _upright(frame: VideoFrame) -> list[tuple[str, str]]:
@@ -204,22 +203,15 @@ def _upright(frame: VideoFrame) -> list[tuple[str, str]]:
     return [("vflip", ""), *turn] if a * d < b * c else turn
 
 
-class _Running(NamedTuple):
-    """A configured graph, and its ends."""
-
-    graph: Graph
-    source: FilterContext
-    sink: FilterContext
-
-    def push(self, frame: VideoFrame | None) -> list[VideoFrame]:
-        """Return what comes out after one more frame, or, after the last one, what is inside."""
-        frames: list[Any] = []
-        with contextlib.suppress(NoFrameLeft):  # the filters have all they want
-            self.source.push(frame)
-        with contextlib.suppress(NoFrameYet, NoFrameLeft):
-            while True:
-                frames.append(self.sink.pull())
-        return frames
+def _pushed(graph: Graph, frame: VideoFrame | None) -> list[VideoFrame]:
+    """Return what comes out after one more frame, or, after the last one, what is inside."""
+    frames = []
+    with contextlib.suppress(NoFrameLeft):  # the filters have all they want
+        graph.vpush(frame)
+    with contextlib.suppress(NoFrameYet, NoFrameLeft):
+        while True:
+            frames.append(graph.vpull())
+    return frames
 
 
 def _plain_format(chain: list[tuple[str, str]]) -> str | None:

@@ -1,118 +1,49 @@
-"""Encoded packets of a video or an image, and the times at which their frames are displayed."""
+"""Encoded packets of a video or an image, and two ways from them to frames.
+
+Exact means: the frame and the time that a decode of all gives, from the first packet on. The fast
+way begins near the frames, and checks whether it went right.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from fractions import Fraction
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, SupportsFloat
+from typing import TYPE_CHECKING, Any, Self
 
-from ...locks import RLock
-from ...scopes import scope
-from .._source import Source, read_source, source_name
-from .codec import VideoCodec, is_entry, is_hidden, set_threads, to_ticks
-from .opening import MediaFile
-from .reading import UnsureError, Video, no_frame
+from av.error import FFmpegError
+
+from spdl_torch.errors import DecodeError
+
+from .codec import (
+    MPEG,
+    TELL_KEYFRAMES,
+    Label,
+    VideoCodec,
+    is_entry,
+    is_hidden,
+    last_duration,
+    to_ticks,
+)
+from .opening import decode_errors
+from .reading import UnsureError, Video, goes_back
 
 if TYPE_CHECKING:
     from av.packet import Packet
     from av.video.codeccontext import VideoCodecContext
+    from av.video.frame import VideoFrame
 
+    from .opening import MediaFile
 
-class Label(NamedTuple):
-    """What a container and a packet's header say of a frame, before anything was decoded."""
+_KNOWS_NONREF = MPEG | {"h264"}
+"""Codecs in which a frame marked as a non-reference is a reference for no other frame at all. In
+HEVC it may be one for a higher temporal layer."""
 
-    pts: int | None
-    dts: int | None
-    duration: int
-    is_entry: bool
-    is_shown: bool
-
-    @classmethod
-    def of(cls, packet: Packet[Any], codec: VideoCodec) -> Self:
-        """Return the label of a packet that has just been read."""
-        times = packet.pts, packet.dts, packet.duration or 0
-        is_shown = not packet.is_discard and not is_hidden(packet, codec)
-        return cls(*times, is_entry(packet, codec), is_shown)
-
-
-def demux_video(
-    src: Source,
-    *,
-    timestamp: tuple[SupportsFloat | str, SupportsFloat | str] | None = None,
-    name: str | None = None,
-) -> VideoPackets:
-    """Read the encoded packets of a video, without decoding.
-
-    Args:
-        src: a path, a URL that fsspec opens, the file's bytes (bytes or uint8 tensor of one
-            dimension) or a binary file.
-        timestamp: start and end in seconds. Reads only what decoding the frames of
-            ``start <= time < end`` needs: from the keyframe before them on, or, where the container
-            lists no packets, from the first packet on. None reads everything.
-        name: the source's name in errors; by default its path, or ``<bytes>``.
-
-    Returns: packets from which :func:`decode_packets` decodes exactly those frames.
-    Raises:
-        DecodeError: not a video, damaged, or no frame in the window.
-        OSError: a path cannot be read.
-    """
-    window = None if timestamp is None else window_of(timestamp)
-    packets = _read(MediaFile(src, name), window)
-    if packets.is_fast and not len(packets):
-        raise no_frame(packets.source, window)
-    return packets
-
-
-def _read(
-    file: MediaFile, window: tuple[float, float] | None, *, is_fast: bool = True
-) -> VideoPackets:
-    """Read the fast way; where that is closed, from the first packet on."""
-    try:
-        with file.open() as opened:
-            video = Video(*opened, file, is_fast=is_fast)
-            return VideoPackets(video, [window or (-math.inf, math.inf)], window)
-    except UnsureError:
-        return _read(file, window, is_fast=False)
-
-
-def demux_image(src: Source, *, name: str | None = None) -> ImagePackets:
-    """Read an image, without decoding it, for :func:`decode_packets` and FFmpeg's filters.
-
-    :func:`decode_image` and :func:`load_image_batch` need no FFmpeg and take half the time.
-
-    Args:
-        src: as in :func:`decode_image`. Of an animation the first picture is read.
-        name: as in :func:`demux_video`.
-
-    Raises:
-        DecodeError: not an image that FFmpeg knows.
-        OSError: a path cannot be read.
-    """
-    # From memory: of a path FFmpeg would take "%03d" for a number, and "*" for any name.
-    return _read_image(MediaFile(read_source(src), name or source_name(src)))
-
-
-def _read_image(file: MediaFile) -> ImagePackets:
-    with file.open() as opened:
-        video = Video(*opened, file, is_fast=False)
-        video.keep_first()
-        return ImagePackets(video, [(-math.inf, math.inf)])
-
-
-def window_of(timestamp: tuple[SupportsFloat | str, SupportsFloat | str]) -> tuple[float, float]:
-    """Return start and end in seconds. Raises: ValueError: they are no window."""
-    try:  # a string may be a fraction, as in SPDL
-        start, end = (float(Fraction(t) if isinstance(t, str) else t) for t in timestamp)
-    except (TypeError, ValueError):
-        start = end = math.nan
-    if not start < end:
-        raise ValueError(
-            f"timestamp must be (start, end) in seconds with start < end, got {timestamp!r}."
-        )
-    return start, end
+_MOST_WAITING = 32
+"""The most frames that are kept until one has a time."""
 
 
 class VideoPackets:
@@ -156,14 +87,22 @@ class VideoPackets:
         """Whether the packets say which frames there are, and decoding may begin at any entry."""
         self.packets = video.near(spans) if self.is_fast else video.from_first(spans[-1][1])
         """PyAV's packets."""
-        self.num_packets = len(self.packets)
-        """Their number, those before the window that decoding needs included."""
-        self.labels = [Label.of(packet, self.codec) for packet in self.packets]
-        self._context: VideoCodecContext = video.stream.codec_context
-        self._lock = RLock()
-        self._shown: list[tuple[int, int]] | None = None
-        if self.is_fast:
-            self._shown = self._promised(is_from_first=self.packets[:1] == [video.first])
+        self.labels = [Label.of(packet, codec) for packet in self.packets]
+        self.decoder = video.decoder
+        is_from_first = self.packets[:1] == [video.first]
+        self._shown = self._promised(is_from_first=is_from_first) if self.is_fast else None
+
+    @classmethod
+    def read(
+        cls, file: MediaFile, window: tuple[float, float] | None = None, *, is_fast: bool = True
+    ) -> Self:
+        """Read a file the fast way; where that is closed, from the first packet on."""
+        try:
+            with file.open() as opened:
+                video = Video(*opened, file, is_fast=is_fast)
+                return cls(video, [window or (-math.inf, math.inf)], window)
+        except UnsureError:
+            return cls.read(file, window, is_fast=False)
 
     def _promised(self, *, is_from_first: bool) -> list[tuple[int, int]]:
         """Return ``shown`` as the packets say it.
@@ -173,7 +112,7 @@ class VideoPackets:
         if not self.labels or not self.labels[0].is_entry:
             raise UnsureError(f"{self.source}: it begins with no keyframe.")
         dts = [label.dts for label in self.labels if label.dts is not None]
-        if any(later < earlier for earlier, later in pairwise(dts)):
+        if any(later < earlier for earlier, later in itertools.pairwise(dts)):
             raise UnsureError(f"{self.source}: its times go back.")
         displayed = [(label.pts, n) for n, label in enumerate(self.labels) if label.is_shown]
         shown = sorted((time, number) for time, number in displayed if time is not None)
@@ -186,6 +125,11 @@ class VideoPackets:
         return shown[bisect_left(shown, (low, -1)) : bisect_left(shown, (high, -1))]
 
     @property
+    def num_packets(self) -> int:
+        """The number of packets, those before the window that decoding needs included."""
+        return len(self.packets)
+
+    @property
     def ticks_of_window(self) -> tuple[float, float]:
         """The first tick of the window, and the first after it."""
         start, end = self.timestamp or (-math.inf, math.inf)
@@ -196,40 +140,14 @@ class VideoPackets:
         """For each frame of the window its time in ticks, and the number of the packet with which
         it comes out; in a decode of all, its own number."""
         if self._shown is None:
-            from .decode import frames_in_order
-
-            with self.decoder() as context:
-                frames = enumerate(frames_in_order(self, context))
+            with self.decoder.begun() as context:
+                frames = enumerate(self._frames_of_window(context))
                 self._shown = [(frame.pts or 0, number) for number, (frame, _) in frames]
         return self._shown
 
-    def fall_back(self) -> None:
-        """Leave the fast way, after what came out did not pass the check."""
-        with self._lock:
-            if self.timestamp is None:
-                self.is_fast, self._shown = False, None
-            else:
-                again = _read(self._file, self.timestamp, is_fast=False)
-                self.__dict__.update({**again.__dict__, "_lock": self._lock})
-
-    @scope
-    def decoder(self, num_threads: int = 1) -> Iterator[VideoCodecContext]:
-        """The demuxer's own decoder, which one thread at a time has; ``num_threads`` are those of
-        the first time."""
-        with self._lock:
-            context = self._context
-            if not context.is_open:
-                set_threads(context, num_threads, is_counted=self.is_counted)
-            try:
-                yield context
-            finally:
-                context.skip_frame = "DEFAULT"
-                context.flush_buffers()
-
     def get_timestamps(self) -> list[float]:
         """Return the display time of each frame of the window, in seconds, ascending."""
-        tick = self.time_base
-        return [float(time * tick) for time, _ in self.shown]
+        return [float(time * self.time_base) for time, _ in self.shown]
 
     timestamps = property(get_timestamps)
     """The same."""
@@ -242,24 +160,219 @@ class VideoPackets:
         (first, _), (last, _) = self.shown[0], self.shown[-1]
         return float((last - first + last_duration(self.labels)) * self.time_base)
 
-    def clone(self) -> VideoPackets:
+    def clone(self) -> Self:
         """Return the same packets, read again, with another decoder."""
-        return _read(self._file, self.timestamp)
+        return self.read(self._file, self.timestamp)
 
     def __len__(self) -> int:
         """Return the number of frames in the window."""
         return len(self.shown)
 
+    def frames(self, wanted: Sequence[int] | None, num_threads: int = 1) -> Generator[VideoFrame]:
+        """The frames of the window at the places ``wanted`` (ascending), in that order; None: all.
+
+        Each has its time as its pts. Close the iterator, or run it to its end.
+
+        Raises: UnsureError: the fast way did not go right; DecodeError: the data is damaged where
+            it matters; IndexError: there is no such place.
+        """
+        with self.decoder.begun(num_threads) as context, decode_errors(self.source):
+            yield from (self._fast if self.is_fast else self._in_order)(context, wanted)
+
+    def fall_back(self) -> None:
+        """Leave the fast way, after what came out did not pass the check."""
+        with self.decoder.lock:
+            if self.timestamp is None:
+                self.is_fast, self._shown = False, None
+            else:
+                again = self.read(self._file, self.timestamp, is_fast=False)
+                again.decoder.lock = self.decoder.lock
+                self.__dict__.update(again.__dict__)
+
+    def _fast(
+        self, context: VideoCodecContext, wanted: Sequence[int] | None
+    ) -> Iterator[VideoFrame]:
+        """Decode from the entries before the wanted frames, without the frames that nobody needs:
+        each time the wanted frames must come after a keyframe, in their order, and all of them.
+
+        Raises: UnsureError: the frames are not so.
+        """
+        shown = self.shown
+        wanted = range(len(shown)) if wanted is None else wanted
+        if wanted and not 0 <= wanted[0] <= wanted[-1] < len(shown):
+            raise IndexError(f"indices must be in [0, {len(shown)}), got {list(wanted)}.")
+        error = UnsureError(f"{self.source}: other frames come out than its packets promise.")
+        skips = context.thread_count == 1 and self.codec.name in _KNOWS_NONREF
+        times = {shown[place][1]: shown[place][0] for place in wanted}
+        left = iter([shown[place][0] for place in wanted])
+        for start, numbers in self._runs(times):
+            is_sure, missing = False, {times[number] for number in numbers}
+            try:
+                run = [*self.packets[start : numbers[-1] + 1], None]
+                for number, packet in enumerate(run, start):
+                    if packet is not None and packet.is_corrupt:
+                        raise error
+                    if packet is not None and skips:
+                        context.skip_frame = "DEFAULT" if number in times else "NONREF"
+                    for frame in context.decode(packet):
+                        is_sure = is_sure or frame.key_frame
+                        if frame.pts not in missing:
+                            continue
+                        if not is_sure or frame.pts != next(left, None) or frame.is_corrupt:
+                            raise error
+                        missing.remove(frame.pts)
+                        frame.time_base = self.time_base
+                        yield frame
+            except FFmpegError as damage:
+                raise UnsureError(f"{self.source}: {damage}.") from damage
+            if missing:
+                raise error
+            context.flush_buffers()
+
+    def _runs(self, times: dict[int, int]) -> list[tuple[int, list[int]]]:
+        """Return where to begin decoding, and the numbers of the packets wanted from there.
+
+        times: of the wanted frames, by the packets with which they come out.
+        """
+        labels = self.labels
+        entries = [number for number, label in enumerate(labels) if label.is_entry]
+        runs: list[tuple[int, list[int]]] = []
+        for number in sorted(times):
+            place = bisect_right(entries, number) - 1
+            # Frames displayed before an entry may refer to those before it.
+            while place > 0 and (labels[entries[place]].pts or 0) > times[number]:
+                place -= 1
+            start, numbers = entries[place], [number]
+            if runs and start <= runs[-1][1][-1]:
+                before, others = runs.pop()
+                start, numbers = min(start, before), [*others, number]
+            runs.append((start, numbers))
+        return runs
+
+    def _in_order(
+        self, context: VideoCodecContext, wanted: Sequence[int] | None
+    ) -> Iterator[VideoFrame]:
+        """Decode from the first packet on, until the last wanted frame has come; None: all."""
+        left = itertools.count() if wanted is None else iter(wanted)
+        place, count = next(left, None), 0
+        for frame, is_damaged in self._frames_of_window(context):
+            if count == place:
+                yield undamaged(frame, is_damaged, self.source)
+                place = next(left, None)
+                if place is None:
+                    return
+            count += 1
+        if wanted is not None:
+            raise IndexError(f"indices must be in [0, {count}), got {list(wanted)}.")
+
+    def _frames_of_window(self, context: VideoCodecContext) -> Iterator[tuple[VideoFrame, bool]]:
+        """Yield the frames of the window as a decode of all gives them; whether each is damaged.
+
+        Raises: DecodeError: the times of a window's frames go back.
+        """
+        low, high = self.ticks_of_window
+        frames = every_frame(self, context)
+        if self.timestamp is not None:
+            frames = ascending(frames, self)
+        for frame, is_damaged in frames:
+            time = frame.pts or 0
+            if time >= high:
+                return
+            if time >= low:
+                yield frame, is_damaged
+
 
 class ImagePackets(VideoPackets):
     """The encoded packet of one image, decoded as stored: nothing puts it upright."""
 
-    def clone(self) -> ImagePackets:
-        """Return the same, likewise."""
-        return _read_image(self._file)
+    def __init__(self, video: Video, *window: Any) -> None:
+        """Take the first packet of an open container, which may have more."""
+        video.keep_first()
+        super().__init__(video, *window)
 
 
-def last_duration(labels: Sequence[Label]) -> int:
-    """Return for how long the frame that is displayed last is displayed, in ticks; 0 if unknown."""
-    times = [label.pts if label.pts is not None else label.dts or 0 for label in labels]
-    return labels[max(range(len(times)), key=times.__getitem__)].duration
+def every_frame(
+    video: Video | VideoPackets, context: VideoCodecContext
+) -> Iterator[tuple[VideoFrame, bool]]:
+    """Decode a video from its first packet on; yield each frame, with its time in ticks as its pts,
+    and whether it is damaged: that lasts until the next keyframe.
+
+    Times that are missing are evenly spaced: back from the first one that is known, and on from
+    each. Where none is, frames are counted from the first packet's time on.
+    """
+    packets = iter(video.packets)
+    first = next(packets, None)
+    if first is None:
+        return
+    step, base, since = video.codec.ticks_of_a_frame or Fraction(1), Fraction(first.dts or 0), 0
+    frames = _untimed(first, packets, context, video)
+    head: list[tuple[VideoFrame, bool]] = []
+    for each in frames:
+        head.append(each)
+        if each[0].pts is not None or len(head) == _MOST_WAITING:
+            base = base if each[0].pts is None else each[0].pts - (len(head) - 1) * step
+            break
+    for frame, is_damaged in itertools.chain(head, frames):
+        if frame.pts is None:
+            frame.pts = round(base + since * step)
+        else:
+            base, since = Fraction(frame.pts), 0
+        since += 1
+        frame.time_base = video.codec.tick
+        yield frame, is_damaged
+
+
+def _untimed(
+    first: Packet[Any],
+    others: Iterable[Packet[Any]],
+    context: VideoCodecContext,
+    video: Video | VideoPackets,
+) -> Iterator[tuple[VideoFrame, bool]]:
+    """Yield the same frames with the times that containers and counting give; None: no time."""
+    is_damaged, damaged = _may_lack_references(first, video.codec), set()
+    fed: deque[int] = deque()
+    for packet in itertools.chain([first], others, [None]):
+        if packet is not None:
+            fed.append(packet.dts or 0)
+            if packet.is_corrupt:
+                damaged.add(packet.pts)
+        for frame in context.decode(packet):
+            is_corrupt = frame.is_corrupt or frame.pts in damaged
+            is_damaged = is_corrupt or (is_damaged and not frame.key_frame)
+            # The first frame on the screen has the first packet's time, and so on.
+            if video.is_counted:
+                frame.pts = fed.popleft() if fed else None
+            yield frame, is_damaged
+
+
+def _may_lack_references(first: Packet[Any], codec: VideoCodec) -> bool:
+    """Return whether frames before the first keyframe may come out of the decoder, although they
+    lack what they refer to. Those of HEVC are left out, or whole."""
+    if first.is_discard or is_hidden(first, codec):
+        return False
+    is_told = codec.name in TELL_KEYFRAMES - {"hevc"} and is_entry(first, codec)
+    return codec.name == "mpeg4" or is_told
+
+
+def ascending(
+    frames: Iterable[tuple[VideoFrame, bool]], video: Video | VideoPackets
+) -> Iterator[tuple[VideoFrame, bool]]:
+    """Yield the same, each after a look at the next ones: a decoder that has lost its way gives
+    frames out of order. Raises: DecodeError: times go back, so that none means one frame."""
+    last: int | None = None
+    ahead: deque[tuple[VideoFrame, bool]] = deque()
+    for frame, is_damaged in frames:
+        if last is not None and frame.pts is not None and frame.pts < last:
+            raise goes_back(video, last, frame.pts)
+        last = frame.pts
+        ahead.append((frame, is_damaged))
+        if len(ahead) > max(1, video.codec.reorder_depth):
+            yield ahead.popleft()
+    yield from ahead
+
+
+def undamaged(frame: VideoFrame, is_damaged: bool, name: str) -> VideoFrame:
+    """Return a frame that is wanted. Raises: DecodeError: it is damaged."""
+    if is_damaged:
+        raise DecodeError(f"{name}: damaged before or in the frame at {frame.time:.3f} s.")
+    return frame

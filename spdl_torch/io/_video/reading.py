@@ -1,4 +1,5 @@
-"""Read packets of an open video: those that some of its frames need, or all."""
+"""An open video: what its container states, and its packets: those that some of its frames need, or
+all."""
 
 from __future__ import annotations
 
@@ -6,21 +7,24 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from av.error import FFmpegError
 
 from spdl_torch.errors import DecodeError
 from spdl_torch.handlers import unless_of_handler
 
-from .codec import VideoCodec, is_entry, tells_keyframes, tick_until, to_ticks
+from ...checks import check_whole
+from ...locks import RLock
+from ...scopes import scope
+from .codec import Label, VideoCodec, is_entry, last_duration, tells_keyframes, tick_until, to_ticks
 from .opening import packets_of
+from .samplers import VideoInfo
 
 if TYPE_CHECKING:
-    from av.audio.stream import AudioStream
     from av.container import InputContainer
     from av.packet import Packet
-    from av.video.stream import VideoStream
+    from av.video.codeccontext import VideoCodecContext
 
     from .opening import MediaFile
     from .packets import VideoPackets
@@ -40,9 +44,40 @@ _FIRST_STEP_SECONDS = 0.5
 _LATEST = 1 << 60
 """No video lasts so many ticks; FFmpeg's numbers end at eight times as many."""
 
+_BEYOND = 10**12
+"""A time after the end of any video, in ticks, with which FFmpeg still calculates."""
+
+_Facts: TypeAlias = tuple[float, float, float, int]
+"""The start and the duration in seconds, the frames per second, and their number."""
+
 
 class UnsureError(DecodeError):
     """What was read does not tell the frames with certainty; a decode of all does."""
+
+
+class Decoder:
+    """The demuxer's own decoder, which one thread at a time has."""
+
+    def __init__(self, context: VideoCodecContext, *, is_counted: bool) -> None:
+        self._context, self._is_counted = context, is_counted
+        self.lock = RLock()
+        """Held while a thread has it."""
+
+    @scope
+    def begun(self, num_threads: int = 1) -> Iterator[VideoCodecContext]:
+        """The decoder, as before its first packet; ``num_threads`` are those of the first time."""
+        with self.lock:
+            context = self._context
+            if not context.is_open:
+                check_whole("decoding", least=0, num_threads=num_threads)
+                context.thread_count = num_threads
+                # Decoding several frames at once delays their output, which breaks counting.
+                context.thread_type = "SLICE" if self._is_counted else "AUTO"
+            try:
+                yield context
+            finally:
+                context.skip_frame = "DEFAULT"
+                context.flush_buffers()
 
 
 class Video:
@@ -56,7 +91,7 @@ class Video:
     def __init__(
         self,
         container: InputContainer,
-        stream: AudioStream | VideoStream,
+        stream: Any,
         file: MediaFile,
         *,
         is_fast: bool = True,
@@ -66,7 +101,7 @@ class Video:
         # B-frames follow each other.
         container.flags &= ~_GENERATE_PTS
         self.container, self.file, self.source = container, file, file.name
-        self.stream: Any = stream
+        self.stream = stream
         self.codec = VideoCodec.of(self.stream)
         self.packets = packets_of(container, stream)
         """Those that come next."""
@@ -89,6 +124,7 @@ class Video:
         can_enter = self.has_list and not self.is_counted
         self.is_fast = is_fast and can_enter and tells_keyframes(self.codec)
         """Whether the fast way is open."""
+        self.decoder = Decoder(self.stream.codec_context, is_counted=self.is_counted)
         self._has_moved = False  # whether others than the packets from the first on come next
 
     @property
@@ -102,7 +138,7 @@ class Video:
     def keep_first(self) -> None:
         """Leave out all packets but the first, which is an image."""
         self.first.pts = self.first.dts = 0  # some formats give it no time
-        self.packets = iter([self.first])
+        self.packets, self.is_fast = iter([self.first]), False
 
     def near(self, spans: Sequence[tuple[float, float]]) -> list[Packet[Any]]:
         """Return the packets that the frames displayed in some spans need, from entries on.
@@ -186,6 +222,102 @@ class Video:
         if [(each.pos, each.size) for each in there] != [(self.first.pos, self.first.size)]:
             raise UnsureError(f"{self.source}: the way back to its start was not found.")
         self.packets = itertools.chain(there, self.packets)
+
+
+def facts_of(video: Video) -> VideoInfo:
+    """Return the facts about a video that was just opened.
+
+    They are the container's statements where it lists its packets, and else those of its packets,
+    all of which are read for that; of these the times are known, and not which of them the decoder
+    makes a frame of.
+
+    Raises: DecodeError: no frame in it, or its times go back.
+    """
+    facts = (_stated(video) if video.has_list else None) or _surveyed(video)
+    start, seconds, per_second, count = facts
+    return VideoInfo(
+        source=video.source,
+        codec=video.codec.name,
+        start_seconds=start,
+        duration_seconds=seconds,
+        frame_rate=per_second,
+        num_frames=count,
+        width=video.codec.width,
+        height=video.codec.height,
+    )
+
+
+def _stated(video: Video) -> _Facts | None:
+    """Return what the container says; None where it leaves something out."""
+    stream, tick = video.stream, float(video.codec.tick)
+    rate = Fraction(*video.codec.frame_rate)
+    first = Label.of(video.first, video.codec)
+    time = first.dts if video.is_counted else first.pts
+    start = time if first.is_shown else stream.start_time
+    if start is None or time is None or not rate:
+        return None
+    # Matroska's with another start is a duration in some files, and the end in others.
+    seconds = 0.0 if video.is_matroska and start else float(stream.duration or 0) * tick
+    if video.is_matroska and not start and not seconds:
+        seconds = _tagged_seconds(stream.metadata.get("DURATION", ""))
+        if not seconds and len(video.container.streams) == 1:
+            seconds = (video.container.duration or 0) / 1e6
+    seconds = seconds or _seconds_by_packets(video, start)
+    if not seconds > 0:
+        return None
+    count = round(seconds * rate)
+    if stream.frames:  # with an edit list not all of them are displayed
+        count = min(count, stream.frames)
+    return start * tick, seconds, float(rate), count
+
+
+def _seconds_by_packets(video: Video, start: int) -> float:
+    """Return the duration by the last packets; 0 where these are not to be had.
+
+    start: when the first frame is displayed, in ticks.
+    """
+    if not video.land(_BEYOND):
+        return 0.0
+    labels = [Label.of(packet, video.codec) for packet in video.packets]
+    times = [label.pts for label in labels if label.is_shown and label.pts is not None]
+    if not times:
+        return 0.0
+    last = last_duration(labels) or round(video.codec.ticks_of_a_frame)
+    return float(max(times) + last - start) * float(video.codec.tick)
+
+
+def _tagged_seconds(duration: str) -> float:
+    """Return the seconds of Matroska's tag for a stream, such as 00:00:02.040000000; 0 for another
+    text."""
+    try:
+        hours, minutes, seconds = map(float, duration.split(":"))
+    except ValueError:
+        return 0.0
+    return 3600 * hours + 60 * minutes + seconds
+
+
+def _surveyed(video: Video) -> _Facts:
+    """Return the facts that all packets tell; those before the first keyframe are not decoded."""
+    labels = [Label.of(packet, video.codec) for packet in video.ascending()]
+    if not video.is_counted and tells_keyframes(video.codec):
+        labels = labels[next((k for k, label in enumerate(labels) if label.is_entry), 0) :]
+    shown = [label for label in labels if label.is_shown]
+    if not shown:
+        raise no_frame(video.source)
+    times = [label.dts if video.is_counted else label.pts for label in shown]
+    # What is displayed before the first keyframe refers to frames before it, which are not there.
+    first = times[0]
+    times = [time for time in times if time is None or first is None or time >= first]
+    known = [time for time in times if time is not None] or [shown[0].dts or 0]
+    step = float(video.codec.ticks_of_a_frame) or max(1, shown[0].duration)
+    num_before = next((k for k, time in enumerate(times) if time is not None), 0)
+    start, last, tick = min(known) - num_before * step, max(known), float(video.codec.tick)
+    ticks = last - start + (last_duration(labels) or step)
+    if len(known) < len(times):  # what has no time may come before and after the others
+        ticks = len(times) * step
+    elif last > start:
+        step = (last - start) / (len(times) - 1)
+    return start * tick, ticks * tick, 1 / (step * tick), len(times)
 
 
 def no_frame(name: str, window: tuple[float, float] | None = None) -> DecodeError:
