@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import heapq
-import itertools
 from collections import deque
 from contextlib import AbstractContextManager, AsyncExitStack, aclosing
 from time import perf_counter_ns
@@ -28,15 +27,14 @@ if TYPE_CHECKING:
 
 
 class Output(NamedTuple):
-    """What a coroutine has for the emitter. They sort by their items, and as they came."""
+    """What a coroutine has for the emitter, one at a time. They sort by their items."""
 
     number: int
-    place: int
     worker: Worker
     result: Any
     outcome: Outcome | None
     """None: ``result`` is an error that ends the stage."""
-    again: asyncio.Future[bool] | None
+    again: asyncio.Future[bool] | None = None
     """Of a generator, which waits until its output was passed on: whether it goes on. None: this is
     the end of the item."""
 
@@ -52,9 +50,7 @@ class AsyncStage(Stage):
         self._outputs = Channel[Output | int](count + 1)
         # The loop alone changes these; of the first, the feeder adds to it.
         self._to_begin: deque[tuple[Worker, Any]] = deque()
-        self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopped = self._is_called = False
-        self._places = itertools.count()
         # The emitter's:
         self._held: list[Output] = []  # a heap: those whose turn has not come
 
@@ -74,7 +70,8 @@ class AsyncStage(Stage):
 
     def in_work(self) -> list[str]:
         """Return the names of the coroutines that are under way."""
-        return [task.get_name() for task in self._tasks.copy()]
+        tasks = [worker.task for worker in self._workers.copy()]
+        return [task.get_name() for task in tasks if task is not None]
 
     def _waits_ns(self) -> tuple[int, int]:
         """Return how long the coroutines waited for items, and for room, open waits included."""
@@ -86,8 +83,9 @@ class AsyncStage(Stage):
         if self._is_stopped:  # a second time would end what a ``finally`` awaits
             return
         self._is_stopped = True
-        for task in self._tasks:
-            task.cancel()
+        for worker in self._workers:
+            if worker.task is not None:
+                worker.task.cancel()
 
     # The feeder:
 
@@ -101,7 +99,7 @@ class AsyncStage(Stage):
                 except EndOfChannel:
                     return
                 if type(item) is Mark:
-                    self._hand(worker, item, Outcome.PASSED)
+                    self._outputs.put(Output(worker.taken, worker, item, Outcome.PASSED))
                 else:
                     self._to_begin.append((worker, item))
                     if not self._is_called:
@@ -119,18 +117,19 @@ class AsyncStage(Stage):
         while self._to_begin:
             worker, item = self._to_begin.popleft()
             name = f"{self.spec.name}-{worker.number}"
-            worker.task = asyncio.create_task(self._do(worker, item), name=name)
+            asyncio.create_task(self._do(worker, item), name=name)  # noqa: RUF006  # it keeps itself
 
     async def _do(self, worker: Worker, item: Any) -> None:
         """Make the call of an item; whatever becomes of it, the emitter is told."""
         outcome: Outcome | None = None
-        self._tasks.add(worker.task)  # only now: one that is cancelled before would not begin
+        # Only now: one that is cancelled before would not begin.
+        worker.task = asyncio.current_task()
         try:
             result, outcome = await self._outcome_of(worker, item)
         except BaseException as error:
             result = error
-        self._tasks.discard(worker.task)
-        self._hand(worker, result, outcome)
+        worker.task = None
+        self._outputs.put(Output(worker.taken, worker, result, outcome))
 
     async def _outcome_of(self, worker: Worker, item: Any) -> tuple[Any, Outcome]:
         """Make the call and count it. Raises: what ends the stage."""
@@ -179,22 +178,12 @@ class AsyncStage(Stage):
                         worker.cell.num_dropped += 1
                         continue
                     again = asyncio.get_running_loop().create_future()
-                    self._hand(worker, output, Outcome.PASSED, again)
+                    self._outputs.put(Output(worker.taken, worker, output, Outcome.PASSED, again))
                     output = None  # else it would stay alive while the generator waits
                     if not await again:  # nobody takes any more: no error of the op's
                         return None
             return None
         raise RuntimeError("a task hook must not swallow the exception of the op.")
-
-    def _hand(
-        self,
-        worker: Worker,
-        result: Any,
-        outcome: Outcome | None,
-        again: asyncio.Future[bool] | None = None,
-    ) -> None:
-        place = next(self._places)
-        self._outputs.put(Output(worker.taken, place, worker, result, outcome, again))
 
     # The emitter:
 
@@ -227,30 +216,22 @@ class AsyncStage(Stage):
             raise error
 
     def _pass_on_held(self) -> None:
-        while self._held and self._is_turn(self._held[0].number):
-            number, _, worker, result, outcome, again = heapq.heappop(self._held)
+        while self._held and self._passing.is_turn(self._held[0].number):
+            number, worker, result, outcome, again = heapq.heappop(self._held)
             place = -1
             if type(result) is Mark:
-                self._pass_mark(number)
+                self._passing.end_epoch(number)
                 self._free.put(worker)
                 continue
             if result is None:
-                self._emit_nothing(number)
+                self._passing.skip(number)
             else:
-                place = self._emit(number, result, last=again is None)
+                place = self._passing.emit(number, result, last=again is None)
             if again is not None:
                 self._run.loop.call(_resume, again, True)
                 continue
             self._record(worker, place, outcome)
             self._free.put(worker)
-
-    def _is_turn(self, number: int) -> bool:
-        """Whether an item's output may be put now. In order, some fit in before their turn; out of
-        order, only the end of an epoch waits, and what comes after it."""
-        if self._epochs is not None:
-            return self._epochs.epoch_of(number) == self.outlet.progress()[0]
-        is_due = not self.ordered or number == self.outlet.progress()[0]
-        return is_due or self.outlet.has_room(number, True)
 
     def _record(self, worker: Worker, output: int, outcome: Outcome | None) -> None:
         """Record a worker's turn, which has ended: now it waits for an item."""

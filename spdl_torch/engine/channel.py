@@ -176,7 +176,8 @@ class Channel(Generic[T]):
         self._lock = RLock()
         self._items: deque[Any] = deque()
         self._early: dict[int, Any] = {}  # ordered use: came before their turn
-        self._turn = 0  # ordered use: the sequence number that is next to become an item
+        self.turn = 0
+        """Of an ordered channel: the place in the order that is next to become an item."""
         self._finished = False
         self.closed = False
         """Whether ``close()`` was called."""
@@ -302,11 +303,6 @@ class Channel(Generic[T]):
         """Whether the next ``get`` finds an item whose turn it is."""
         return bool(self._items)
 
-    def progress(self) -> tuple[int, int]:
-        """Return how many places of an ordered channel are settled, and with how many items."""
-        with self._lock:
-            return self._turn, self._num_put
-
     def counters(self) -> QueueCounters:
         """Return everything counted so far, open waits and open empty time included."""
         with self._lock:
@@ -425,7 +421,7 @@ class Channel(Generic[T]):
             return waiting < self._room
         # Room is kept for the numbers between the turn and `seq` that have not come yet. So the
         # item whose turn it is never finds the channel full of later ones: a deadlock.
-        if seq != self._turn and not (last and seq - self._turn + waiting < self._room):
+        if seq != self.turn and not (last and seq - self.turn + waiting < self._room):
             return False
         return waiting < self._room and waiting + len(self._early) < self._most
 
@@ -445,17 +441,17 @@ class Channel(Generic[T]):
     def _place(self, seq: int | None, item: Any, last: bool) -> int:
         """Put what there is room for; return its number, as ``put_at``. The lock is held."""
         number = -1
-        if seq is not None and seq != self._turn:
+        if seq is not None and seq != self.turn:
             self._early[seq] = item
         else:
             number = self._num_put
             self._append(item)
             if seq is not None and last:
-                self._turn += 1
+                self.turn += 1
                 while (
-                    self._early and (item := self._early.pop(self._turn, _NOTHING)) is not _NOTHING
+                    self._early and (item := self._early.pop(self.turn, _NOTHING)) is not _NOTHING
                 ):
-                    self._turn += 1
+                    self.turn += 1
                     self._append(item)
         if self._puts.waiters and not self._puts.is_woken:
             self._wake(self._puts)

@@ -22,8 +22,10 @@ from ..machine.readings import Probing
 from .async_stage import AsyncStage
 from .channel import EPOCH_END, Channel, ChannelClosed, EndOfChannel, WaitIsOver, warn_when_stalled
 from .definition import BURST_BUFFER_SIZE, default_buffer_size
+from .grouping import AggregatorStage, ListStage
 from .hooks import Reporter, Reports, StageInfo, TaskStatsHook, check_interval
 from .loop import LOOP_NAME, LoopThread
+from .ops import OpKind
 from .source import Source
 from .stacks import describe_busy
 from .stage import Stage
@@ -41,6 +43,14 @@ _logger = logging.getLogger("spdl_torch.pipeline")
 _PROBE_JOIN_SECONDS = 1.0  # it ends at once
 
 _SOURCE_GRACE_SECONDS = 0.02  # how long stop() waits for a source that is inside the user's next()
+
+
+_STAGES: dict[OpKind, type[Stage]] = {
+    OpKind.ASYNC_FUNCTION: AsyncStage,
+    OpKind.ASYNC_GENERATOR: AsyncStage,
+    OpKind.AGGREGATE: ListStage,
+    OpKind.AGGREGATOR: AggregatorStage,
+}
 
 
 class RunState(enum.Enum):
@@ -149,7 +159,7 @@ class Run:
             recorder.add_queue(number, queue.info.stage_name, queue.capacity)
         self.source = Source(self)
         for number, (stage, info) in enumerate(zip(spec.pipes, infos[1:-1], strict=True), 1):
-            kind = AsyncStage if stage.is_async else Stage
+            kind = _STAGES.get(stage.kind, Stage)
             self.stages.append(kind(self, number, info, make_hooks(info)))
         self._consumer = recorder.new_consumer_ring(len(self.queues))
         self.queues.append(sink)

@@ -1,12 +1,10 @@
 """One running stage: workers that take an item, call the op and pass the result on.
 
-The kind of the op decides three things, each in one place: what a worker takes (``_take``: an item,
-a list for an aggregate), what a call is (``_call_of``: on the thread, on the user's executor, a
-generator that passes its own outputs on), and what its result becomes (``_emit``). A stage of
-coroutines has the same parts, and two threads in their place: :mod:`.async_stage`.
-
-A stage numbers items in the order in which it takes them. An ordered stage puts each result with
-its number, and the outlet restores the order: that costs neither a thread nor a second buffer.
+Three things differ, each in one place: what a worker takes (``_take``: more than an item where one
+is made of several, :mod:`.grouping`), what a call is (``_call_of``: on the thread, on the user's
+executor, a generator that passes its own outputs on), and how a result is passed on
+(:mod:`.passing`). A stage of coroutines has the same parts, and two threads in their place:
+:mod:`.async_stage`.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ import functools
 import logging
 import threading
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, CancelledError
 from contextlib import closing
@@ -39,13 +36,15 @@ from .ops import (
     next_of,
     unmeasured,
 )
-from .shared import LiveObjects
+from .passing import AsDone, EpochByEpoch, InOrder
 from .stage_hooks import StageHooks
 from .statistics import StageStats
 from .timeline import Outcome
 
 if TYPE_CHECKING:
-    from .definition import Aggregator
+    import asyncio
+
+    from .channel import Channel
     from .hooks import StageInfo, TaskHook
     from .rings import Ring
     from .run import Run
@@ -68,11 +67,11 @@ class Worker:
         """The number of the item in its hands."""
         self.is_leaving = False
         """Whether it ends because there are too many: another one may have its number."""
-        # Of a generator: the time inside it, and the number of its last output.
-        self.wall_ns = self.cpu_ns = 0
-        self.output = -1
+        # Of a generator: how long it waited while outputs were passed on; the number of the last.
+        self.waited_ns, self.output = 0, -1
         # Of a coroutine.
-        self.task: Any = None
+        self.task: asyncio.Task[Any] | None = None
+        """The one under way."""
         self.times = Times()
 
 
@@ -113,17 +112,16 @@ class Stage:
         self.cut_short = False  # set by any thread, read by the last one to leave
         self._run = run
         self._number = number
-        self._op = self._accumulate if spec.kind is OpKind.AGGREGATOR else spec.op
-        self._measure = measure if run.recorder.enabled else unmeasured
-        self._task_limit = run.task_limit if spec.executor is None else None
+        self._op = spec.op
         self._calls = ExecutorCalls(lambda: outlet.closed)
         # One thread keeps the order by itself, as long as it stays the only one.
-        is_adjustable = run.is_adjustable and spec.is_adjustable
-        has_peers = spec.concurrency > 1 or is_adjustable
-        self.ordered = spec.output_order == "input" and has_peers
-        self._epochs: EpochEnds | None = None
-        if run.spec.src.continuous and has_peers and not self.ordered:
-            self._epochs = EpochEnds(inlet, outlet)
+        has_peers = spec.concurrency > 1 or (run.is_adjustable and spec.is_adjustable)
+        kind = AsDone
+        if has_peers and spec.output_order == "input":
+            kind = InOrder
+        elif has_peers and run.spec.src.continuous:
+            kind = EpochByEpoch
+        self._passing = kind(inlet, outlet)
         self.concurrency = spec.concurrency
         """How many workers are to work: those with a number below it. Others leave."""
         self.thread_count = ThreadCount(spec.concurrency)
@@ -136,19 +134,8 @@ class Stage:
     # Called by the run:
 
     def claim(self) -> None:
-        """Have a user's aggregator for this run, once those that stop have left it. Raises:
-        RuntimeError: another one uses it."""
-        if self.spec.kind is not OpKind.AGGREGATOR:
-            return
-        mine = self._aggregator
-        runs = {stage._run for stage in _aggregating.now() if stage._aggregator is mine}
-        if [run for run in runs - {self._run} if run.goes_on()]:
-            raise RuntimeError(
-                f"stage {self.spec.name!r}: its {type(mine).__name__} is in use by another run, "
-                "whose items it holds. Let that one end first, or define each pipeline with an "
-                "aggregator of its own."
-            )
-        _aggregating.add(self)
+        """Have for this run what only one run at a time may use. Raises: RuntimeError: another one
+        has it."""
 
     def enter(self, *queues: StatsQueue) -> None:
         """Enter the hooks of its queues and of the stage, before any thread of it starts."""
@@ -280,17 +267,13 @@ class Stage:
     def _work(self, worker: Worker) -> None:
         """Take items, call the op, pass results on, until the data ends."""
         with closing(LazyRunner()) as runner:
-            try:
-                self._work_on_items(worker, self._call_of(worker, runner))
-            except BaseException:
-                self._empty_aggregator()
-                raise
+            self._work_on_items(worker, self._call_of(worker, runner))
 
     def _work_on_items(self, worker: Worker, call: Callable[[Any], Measured] | None) -> None:
         inlet, outlet, ring, cell = self.inlet, self.outlet, worker.ring, worker.cell
         take, put, op, clock = self._take(worker), outlet.put, self._op, cell.clock
-        is_plain = not self.ordered and self._epochs is None
-        expands = self.spec.kind is OpKind.GENERATOR
+        emit, skip, is_plain = self._passing.emit, self._passing.skip, type(self._passing) is AsDone
+        is_function = self.spec.kind is OpKind.FUNCTION
         since_ns = ring.begin()
         while True:
             try:
@@ -314,32 +297,27 @@ class Stage:
                     result, wall_ns, cpu_ns = call(item)
                     # The work of a generator and its waits for room alternate; the turn shows all
                     # of the work first.
-                    ended_ns = started_ns + wall_ns if expands else perf_counter_ns()
+                    ended_ns = perf_counter_ns() - worker.waited_ns
             except BaseException as error:
                 if not isinstance(error, Exception) or self.ends_worker(error):
-                    self._emit_nothing(number)  # later items in the order must not wait for it
+                    skip(number)  # later items in the order must not wait for it
                     raise
-                ended_ns, outcome = perf_counter_ns(), _FAILED
-                if expands:
-                    ended_ns, cpu_ns = started_ns + worker.wall_ns, worker.cpu_ns
+                ended_ns, outcome = perf_counter_ns() - worker.waited_ns, _FAILED
                 cell.add_failure(ended_ns - started_ns, cpu_ns)
                 self._count_failure(error, number, item)
-                self._emit_nothing(number)
+                skip(number)
             else:
                 cell.add(wall_ns, cpu_ns)
                 if result is None:
-                    if expands:
-                        output = worker.output
-                    elif self.spec.kind is OpKind.FUNCTION:
+                    if is_function:
                         outcome = _DROPPED
                         cell.num_dropped += 1
-                    self._emit_nothing(number)
-                elif is_plain:
-                    output = put(result)
+                    output = worker.output
+                    skip(number)
+                    if outlet.closed:  # a generator went on to its next output for nothing
+                        raise ChannelClosed
                 else:
-                    output = self._emit(number, result)
-            if expands and outlet.closed:
-                raise ChannelClosed
+                    output = put(result) if is_plain else emit(number, result)
             item = result = None  # else they would stay alive while this thread waits
             done_ns = perf_counter_ns()
             if done_ns - since_ns >= ring.shortest_ns:
@@ -349,18 +327,15 @@ class Stage:
 
     def _count_failure(self, error: Exception, number: int, item: Any) -> None:
         """Note a failing item on the user's exception and charge the budget."""
-        if self.spec.kind is OpKind.AGGREGATE:
-            number = self.num_tasks - 1  # of the list
+        # Other threads may be at work on items before it.
+        num_before = number - bisect_left(self.inlet.mark_numbers, number)
         what = f"item {number}: {describe(item)}"
-        if type(item) is Mark:  # the end, for an aggregator
-            what = "in flush()"
+        self._charge(error, number, what, max(self.num_tasks, num_before + 1))
+
+    def _charge(self, error: Exception, number: int, what: str, num_tasks: int) -> None:
         where = f"in stage {self.spec.name!r}"
         renew_note(error, where, f"{where} ({threading.current_thread().name}), {what}")
         self._run.recorder.failed(self.spec.name, number, error)
-        num_tasks = self.num_tasks
-        if not self.spec.is_grouping:  # those before it, which other threads may be at work on
-            num_marks = bisect_left(self.inlet.mark_numbers, number)
-            num_tasks = max(num_tasks, number + 1 - num_marks)
         if self.budget.spend(error, num_tasks):
             self._overdraw()
 
@@ -377,10 +352,6 @@ class Stage:
     def _take(self, worker: Worker) -> Callable[[], tuple[int, Any]]:
         """Return the call that takes an item, with its number. Raises: EndOfChannel, StopIteration:
         the worker ends."""
-        if self.spec.kind is OpKind.AGGREGATE:
-            return self._lists(worker).__next__
-        if self.spec.kind is OpKind.AGGREGATOR:
-            return self._items(worker, with_ends=True).__next__
         if self._run.spec.src.continuous or self._run.is_adjustable:
             return self._items(worker).__next__
         return self.inlet.get_numbered
@@ -402,7 +373,7 @@ class Stage:
             if with_ends or not is_end:
                 yield number, item
             if is_end:
-                self._pass_mark(number)
+                self._passing.end_epoch(number)
             item = None  # else it would stay alive while this thread waits
 
     def _may_leave(self, worker: Worker) -> bool:
@@ -417,87 +388,26 @@ class Stage:
             worker.is_leaving = True
             self.thread_count.change(self.thread_count.count - 1)
 
-    def _lists(self, worker: Worker) -> Iterator[tuple[int, list[Any]]]:
-        """Yield lists of ``batch_size`` items; a shorter one at the end of an epoch."""
-        size = self.spec.batch_size
-        group: list[Any] = []
-        for number, item in self._items(worker, with_ends=True):
-            is_end = type(item) is Mark
-            if not is_end:
-                group.append(item)
-            elif self.spec.drop_last:
-                worker.cell.num_dropped += len(group)
-                group = []
-            item = None  # else it would stay alive while this thread waits
-            if group and (is_end or len(group) == size):
-                yield number, group
-                group = []
-
-    def _pass_mark(self, number: int) -> None:
-        """Pass the end of an epoch on, behind all of its items."""
-        if self._epochs is None:
-            self._emit(number, EPOCH_END)
-        else:
-            self._epochs.settle(number)
-
     # What a call is:
 
     def _call_of(self, worker: Worker, runner: LazyRunner) -> Callable[[Any], Measured] | None:
         """Return the op as a call inside of the task hooks that returns its times too, measured
         where the op runs; None: the op is called as it is, and nothing around it."""
-        op, executor, expands = self._op, self.spec.executor, self.spec.kind is OpKind.GENERATOR
-        is_plain = executor is None and not expands and self._measure is measure
-        if is_plain and self._task_limit is None and not self.hooks.of_tasks:
+        executor, expands = self.spec.executor, self.spec.kind is OpKind.GENERATOR
+        measured: Callable[..., Measured] = measure if self._run.recorder.enabled else unmeasured
+        if executor is None and self._run.task_limit is not None:
+            measured = functools.partial(_limited, self._run.task_limit, measured)
+        is_plain = executor is None and not expands and measured is measure
+        if is_plain and not self.hooks.of_tasks:
             return None
-        kind = measure_list if executor is not None and expands else self._measure
-        call: Callable[[Any], Measured] = functools.partial(kind, op)
+        kind = measure_list if executor is not None and expands else measured
+        call = functools.partial(kind, self._op)
         if executor is not None:
             call = functools.partial(self._calls.make, executor, call)
-        call = self._limited(call)
         if expands:
-            step = self._limited(functools.partial(self._measure, next_of))
+            step = functools.partial(measured, next_of)
             call = functools.partial(self._expand, worker, call, step)
         return self.hooks.around(call, runner)
-
-    @property
-    def _aggregator(self) -> Aggregator:
-        """The object whose method is the op."""
-        aggregator: Aggregator = self.spec.op.__self__  # type: ignore[attr-defined]
-        return aggregator
-
-    def _accumulate(self, item: Any) -> Any:
-        """Have a user's aggregator take an item; a mark means that it is flushed."""
-        if type(item) is not Mark:
-            return self._aggregator.accumulate(item)
-        rest = self._aggregator.flush()
-        return None if self.spec.drop_last else rest
-
-    def _empty_aggregator(self) -> None:
-        """Drop what a user's aggregator holds, where the loop was left or the run has failed. The
-        object outlives this run: the next one would pass on what this one left in it."""
-        if self.spec.kind is not OpKind.AGGREGATOR:
-            return
-        try:
-            self._aggregator.flush()
-        except Exception:  # the run has ended, whatever the user's method raises now
-            _logger.exception(
-                "Pipeline: an aggregator could not be emptied after a run that was left"
-            )
-
-    def _limited(self, call: Callable[[Any], Measured]) -> Callable[[Any], Measured]:
-        """Return ``call`` under the limit on tasks of all stages, if there is one."""
-        task_limit = self._task_limit
-        if task_limit is None:
-            return call
-
-        def call_limited(item: Any) -> Measured:
-            task_limit.get()
-            try:
-                return call(item)
-            finally:
-                task_limit.put(None)
-
-        return call_limited
 
     def _expand(
         self,
@@ -512,79 +422,39 @@ class Stage:
         Task hooks are around all of this. That the outlet has closed is no error of the op's, so
         they do not see it.
         """
-        worker.output, worker.wall_ns, worker.cpu_ns = -1, 0, 0
-        outputs, worker.wall_ns, worker.cpu_ns = call(item)
-        if self.spec.executor is not None:  # it ran to its end there
-            outputs = iter(outputs)
-        while True:
-            output, wall_ns, cpu_ns = step(outputs)
-            worker.wall_ns += wall_ns
-            worker.cpu_ns += cpu_ns
-            if output is EXHAUSTED:
-                break
-            try:
-                if output is None:
-                    worker.cell.num_dropped += 1
-                else:
-                    worker.output = self._emit(worker.taken, output, last=False)
-            except ChannelClosed:
-                break
-            output = None  # else it would stay alive while the generator waits
-        return None, worker.wall_ns, worker.cpu_ns
-
-    # What a result becomes:
-
-    def _emit(self, number: int, result: Any, *, last: bool = True) -> int:
-        """Pass a result of that item on; return its number in the outlet, -1 = unknown."""
-        if self.ordered:
-            return self.outlet.put_at(number, result, last=last)
-        if self._epochs is None:
-            return self.outlet.put(result)
-        output = self.outlet.put_at(self._epochs.epoch_of(number), result, last=False)
-        if last:
-            self._epochs.settle(number)
-        return output
-
-    def _emit_nothing(self, number: int) -> None:
-        """Note that the item of that number has no result, or no further one."""
-        if self.ordered:
-            self.outlet.skip(number)
-        elif self._epochs is not None:
-            self._epochs.settle(number)
+        worker.output, wall_ns, began_ns = -1, 0, perf_counter_ns()
+        try:
+            outputs, wall_ns, cpu_ns = call(item)
+            if self.spec.executor is not None:  # it ran to its end there
+                outputs = iter(outputs)
+            while True:
+                output, step_ns, step_cpu_ns = step(outputs)
+                wall_ns += step_ns
+                cpu_ns += step_cpu_ns
+                if output is EXHAUSTED:
+                    break
+                try:
+                    if output is None:
+                        worker.cell.num_dropped += 1
+                    else:
+                        worker.output = self._passing.emit(worker.taken, output, last=False)
+                except ChannelClosed:
+                    break
+                output = None  # else it would stay alive while the generator waits
+            return None, wall_ns, cpu_ns
+        finally:
+            worker.waited_ns = perf_counter_ns() - began_ns - wall_ns
 
 
-_aggregating: LiveObjects[Stage] = LiveObjects()
-"""The stages that have users' aggregators, once their runs have begun."""
-
-
-class EpochEnds:
-    """Keeps epochs apart where several threads pass items on as they finish.
-
-    The place of an item in the outlet is the number of its epoch, and what comes too early for that
-    waits there. Whoever settles the last item of an epoch (passed on, dropped or failed; the mark
-    is one of them) ends it by putting the mark. So nobody else waits for an item that is late.
-    """
-
-    def __init__(self, inlet: StatsQueue, outlet: StatsQueue) -> None:
-        # The inlet knows the number of a mark before anybody takes a later item.
-        self._marks = inlet.mark_numbers
-        self._outlet = outlet
-        self._lock = RLock()  # never held in a wait
-        self._num_settled: Counter[int] = Counter()  # of the epochs that have not ended
-
-    def epoch_of(self, number: int) -> int:
-        """Return the epoch of an item, or of the mark at its end."""
-        return bisect_left(self._marks, number)
-
-    def settle(self, number: int) -> None:
-        """Note that an item has no further result, or that the mark was taken."""
-        marks, epoch = self._marks, self.epoch_of(number)
-        with self._lock:
-            self._num_settled[epoch] += 1
-            if epoch == len(marks):  # the mark has not come
-                return
-            begin = marks[epoch - 1] + 1 if epoch else 0
-            if self._num_settled[epoch] <= marks[epoch] - begin:
-                return
-            del self._num_settled[epoch]
-        self._outlet.put_at(epoch, EPOCH_END)
+def _limited(
+    task_limit: Channel[None],
+    measured: Callable[..., Measured],
+    op: Callable[[Any], Any],
+    item: Any,
+) -> Measured:
+    """Make a call under the limit on tasks of all stages."""
+    task_limit.get()
+    try:
+        return measured(op, item)
+    finally:
+        task_limit.put(None)
