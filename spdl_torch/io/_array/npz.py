@@ -51,7 +51,9 @@ _IN_ZIP64 = 0xFFFFFFFF
 """The placeholder of a number that does not fit and is in the zip64 field."""
 _ZIP64 = 1
 _IN_ZIP64_COUNT = 0xFFFF
-_UTF8 = 1 << 11
+_UTF8, _ENCRYPTED = 1 << 11, 1
+_MOST_INFLATED = 1032
+"""The most bytes for one of a deflate stream (https://zlib.net/zlib_tech.html)."""
 
 _LARGEST_FOR_DEFLATE = 2**31 - 1
 """The largest size that the package takes: it silently truncates sizes to 32 bits."""
@@ -260,7 +262,11 @@ def _read_entries(entries: bytes, count: int) -> dict[str, _Member]:
             num_bytes, num_stored, offset = _wide(entries[end : end + extra], numbers)
         if name in members:
             raise MalformedError(f"two members are named {name!r}.")
+        if flags & _ENCRYPTED:
+            raise MalformedError(f"member {name!r} is encrypted.")
         members[name] = _Member(name, raw_name, offset, method, crc, num_stored, num_bytes)
+    if at < len(entries):
+        raise MalformedError(f"the directory has more than the {count} members that it should.")
     return members
 
 
@@ -307,6 +313,8 @@ def _inflated(memory: memoryview, num_bytes: int) -> Memory:
 
     Raises: MalformedError: damaged, or of another length.
     """
+    if num_bytes > _MOST_INFLATED * len(memory):  # before memory is taken for them
+        raise MalformedError(f"{len(memory)} bytes never inflate to the {num_bytes} that it says.")
     too_many = f"inflates to more than the {num_bytes} bytes that the archive says."
     if deflate and max(num_bytes, len(memory)) <= _LARGEST_FOR_DEFLATE:
         try:
