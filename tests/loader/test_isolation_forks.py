@@ -139,6 +139,12 @@ def test_loader_runs_in_a_forked_process():
         assert found() == expected
 
 
+def test_loader_in_a_forked_process_leaves_the_children_of_a_dropped_one_to_the_parent():
+    """Which were told to end before the fork, and have not been seen to."""
+    next(iter(isolated(Images(8), 1, num_workers=1)))
+    assert found_in_fork(lambda: len(list(isolated(Images(8), 4)))) == 2
+
+
 def in_a_daemon():
     """Ask for a child where multiprocessing allows none."""
     multiprocessing.current_process().daemon = True

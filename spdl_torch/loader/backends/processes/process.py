@@ -21,6 +21,7 @@ from multiprocessing import connection, process as processes, resource_tracker
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from ....locks import in_forked_child
 from ....machine.starting import handlers_deferred
 from ....scopes import scope
 from ...placing import starts_threads
@@ -167,6 +168,12 @@ class ChildProcess:
 
 _ending: dict[ChildProcess, float] = {}
 """The processes that were told to end, and when they are killed."""
+
+
+@in_forked_child
+def _forget_parents() -> None:
+    for process in list(_ending):
+        process.forget()
 
 
 def reap(seconds: float = 0.0) -> None:
