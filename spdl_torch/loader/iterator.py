@@ -333,7 +333,6 @@ class LoaderIterator(EpochIterator):
         if error is not None:  # pickle's, or that of the index's own __reduce__
             where = f"in sending a worker what the sampler ({names_of(self._index_sampler)}) gave"
             add_thread_note(error, where, describe_batch(job.number, job.index))
-            self._backend.answer(Failed(job.number, error))
 
     def _receive_late(self) -> Result | Told:
         waited = channel.STALL_SECONDS

@@ -88,16 +88,12 @@ _LONGEST_SECONDS = 1.0
 torch's loader beside threads of the program's own."""
 _LOOK_SECONDS = 0.001
 
-_activities: LiveObjects[Activity] = LiveObjects()
+activities: LiveObjects[Activity] = LiveObjects()
+"""Those of the worker threads of this process, which rest during forks."""
 _listing = RLock()
 _forks: set[object] = set()  # one for each fork under way, changed while _listing is held
 may_work = threading.Event()  # set while there is none
 may_work.set()
-
-
-def take_part(activity: Activity) -> None:
-    """Let a worker rest during forks. Called once, by the worker's thread."""
-    _activities.add(activity)
 
 
 def begin_job(activity: Activity, job: Job) -> None:
@@ -127,7 +123,7 @@ def workers_at_rest() -> Iterator[None]:
             may_work.clear()
         # Not by notification: for this alone, a worker would have to take a lock after each job.
         deadline = monotonic() + _LONGEST_SECONDS
-        while any(map(_works, _activities.now())) and monotonic() < deadline:
+        while any(map(_works, activities.now())) and monotonic() < deadline:
             sleep(_LOOK_SECONDS)
         yield
     finally:
@@ -149,4 +145,4 @@ def _after_fork() -> None:
     may_work, _listing = threading.Event(), RLock()
     may_work.set()
     _forks.clear()
-    _activities.clear()
+    activities.clear()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..fetching.collating import Memory
     from ..rng.keys import StreamKey
     from ..stats.stats import EpochStats
-    from .jobs import Failed, Result
+    from .jobs import Result
 
 
 class LoadSpec(NamedTuple):
@@ -100,11 +100,7 @@ class Backend(ABC):
     @abstractmethod
     def give(self, job: Given) -> Exception | None:
         """Give out a job; never blocks. Jobs are numbered from 0 on in each epoch. Return the error
-        for which its index cannot be sent; None = none."""
-
-    def answer(self, result: Failed) -> None:
-        """Let this be the result of a job that could not be given out."""
-        raise AssertionError("guaranteed by give(): it could")
+        for which its index cannot be sent, which will be its result; None = none."""
 
     @abstractmethod
     def take(self, seconds: float) -> Result | Told | None:

@@ -95,41 +95,25 @@ class InlineWorker(Backend):
         job = self._job
         assert job is not None, "guaranteed by the iterator"
         maker = self._maker
-        result: Any = None
+        finalize = None if self._is_sent_as_made else partial(self._sent, job.number)
         try:
             # Nothing is drawn for a batch in which no code of the user's takes part.
             if maker.reads_rows and (plain := maker.make_plain(job.index)) is not None:
-                result = Loaded(job.number, plain)
-            else:
-                # Not Ctrl-C: resuming after that makes the batch again.
-                result = self._within_streams(result_of, maker, job, None, Exception)
-            if self._is_sent_as_made and type(result) is Loaded and result.tries is None:
-                return result
-            return self._sent(result)
+                return Loaded(job.number, plain if finalize is None else finalize(plain))
+            # Not Ctrl-C: resuming after that makes the batch again. (No variable holds the result:
+            # an error's traceback leads here, and a reference to it would be a cycle.)
+            within = self._within_streams
+            return recorded(self._recorder, within(result_of, maker, job, finalize, Exception))
         except Exception as error:
             if is_of_handler(error):
                 raise
             return Failed(job.number, error)
-        finally:
-            result = None  # an error's traceback leads here, and a reference to it would be a cycle
 
-    def _sent(self, result: Result) -> Result:
-        """Return a result as the loop gets it, its batch pinned or on its device."""
-        recorded(self._recorder, result)
-        finalize, stage = self._spec.finalize, self._stage
-        if not isinstance(result, Loaded) or (finalize is None and stage is None):
-            return result
-        number, batch, progress, tries = result
-        try:
-            if finalize is not None:
-                batch = finalize(batch)
-            if stage is not None:
-                batch = stage.transfer(batch, number)
-        except Exception as error:
-            if is_of_handler(error):
-                raise
-            return Failed(number, error, progress, tries)
-        return Loaded(number, batch, progress, tries)
+    def _sent(self, number: int, batch: Any) -> Any:
+        """Return a batch as the loop gets it, pinned or on its device."""
+        if self._spec.finalize is not None:
+            batch = self._spec.finalize(batch)
+        return batch if self._stage is None else self._stage.transfer(batch, number)
 
     def _within_streams(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run user code with the sample streams; between batches the trainer's code keeps the

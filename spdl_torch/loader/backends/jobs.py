@@ -233,7 +233,8 @@ class Epoch(NamedTuple):
 def recorded(recorder: FlightRecorder, result: Result) -> Result:
     """Record what failed, before anybody has the result: then all of it is in the trace. Return
     the result."""
-    record_bad(recorder, result.number, result.tries)
+    if result.tries is not None:
+        record_bad(recorder, result.number, result.tries)
     if isinstance(result, Failed):
         recorder.failed("worker", result.number, result.error)
     return result

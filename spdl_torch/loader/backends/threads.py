@@ -7,7 +7,6 @@ collates. Handing a sample to a thread is one step of a counter, not a queue ope
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from ...observe.verdict.placement import Placement
     from ..checkpoint.epoch import Given
     from ..checkpoint.user_state import WorkerState
-    from ..error_notes import Reason
     from ..rng.keys import StreamKey
     from .backend import LoadSpec
     from .transfer_stage import DeviceStage
@@ -60,13 +58,12 @@ class Threads(Workers):
         if stage is not None:
             spec = spec._replace(memory=stage.batch_memory(spec.max_outstanding))
         super().__init__(spec, stage, placement)
-        self.activities = [Activity() for _ in range(spec.announced_workers)]
+        self.activities: list[Activity] = [Activity() for _ in range(spec.announced_workers)]
         # A queue of epochs for each running worker. Workers remove their own when they leave, so
         # iterate over a copy.
         self._epochs = {n: Channel[Epoch](MAX_EPOCHS_WAITING) for n in range(spec.num_workers)}
         self.counts: WorkerCounts = WorkerCounts(spec.num_workers, spec.recipe.dataset)
-        self._num_surplus = 0  # workers that are to leave
-        self._leaving = RLock()  # guards it, for moments
+        self._leaving = RLock()  # held, for moments, by a worker that is to leave and by resize()
         self._copying = RLock()  # held by a worker that copies the dataset
         self._has_begun = False
 
@@ -96,7 +93,7 @@ class Threads(Workers):
         for epochs in list(self._epochs.values()):
             epochs.put(epoch)
         if is_first:
-            self._start_threads()
+            self._start_threads(list(self._epochs))
 
     def give(self, job: Given) -> None:
         """Give out a job; see ``Backend``. One that finds the workers gone is lost: so is the
@@ -116,27 +113,24 @@ class Threads(Workers):
     def resize(self, num_workers: int, max_outstanding: int) -> int:
         """Change the number of workers that share one queue; see ``Backend``.
 
-        Each surplus worker leaves after the job that it works on or waits for. If the system has no
-        more threads, the log says so, and the number no longer changes.
+        Each surplus worker, one whose number is too high, leaves after the job that it works on or
+        waits for. If the system has no more threads, the log says so, and the number no longer
+        changes.
         """
-        epoch, more = self._running(), num_workers - self._spec.num_workers
+        epoch = self._running()
         epoch.results.grow(max_outstanding)
         if not self._is_whole or max_outstanding < 1:
             return self._spec.num_workers
         epoch.jobs[0].grow(max_outstanding * num_workers)
-        self._set_size(num_workers, max_outstanding)
-        free = (n for n in range(self._spec.announced_workers) if n not in self._epochs)
         with self._leaving:
-            self._num_surplus, more = max(0, self._num_surplus - more), more - self._num_surplus
-        joining = tuple(itertools.islice(free, max(0, more)))
-        for number in joining:
-            self._epochs[number] = Channel(MAX_EPOCHS_WAITING)
-            self._epochs[number].put(epoch)
-        missing = self._start_threads(joining) if joining else 0
-        # Those who are about to leave still have their numbers, and nobody else joins in their
-        # place: to count more than there are would let all leave the next time.
-        if missing := missing + max(0, more) - len(joining):
-            self._set_size(num_workers - missing, max_outstanding)
+            self._set_size(num_workers, max_outstanding)
+            joining = [n for n in range(num_workers) if n not in self._epochs]
+            for number in joining:
+                self.activities[number] = Activity()  # who had the number may yet write its own
+                self._epochs[number] = Channel(MAX_EPOCHS_WAITING)
+                self._epochs[number].put(epoch)
+        if joining and (num_started := self._start_threads(joining, may_lack=True)) < len(joining):
+            self._set_size(joining[num_started], max_outstanding)
         return self._spec.num_workers
 
     def _set_size(self, num_workers: int, max_outstanding: int) -> None:
@@ -163,31 +157,29 @@ class Threads(Workers):
         super().stop()
         join_probing(JOIN_SECONDS)
 
-    def _start_threads(self, more: Sequence[int] = ()) -> int:
-        """Start all threads, or ``more`` workers, and wait until they are ready. Return how many of
-        those the system had no thread for."""
+    def _start_threads(self, numbers: Sequence[int], *, may_lack: bool = False) -> int:
+        """Start these workers, and wait until they are ready. Return how many there are.
+        ``may_lack``: if the system has no more threads, the others begin."""
         # Not a Semaphore: Ctrl-C during its wait may leave its lock held, and the threads that
         # release it would wait for ever.
-        ready, num_started, missing = Channel[None](_MOST_WORKERS), 0, 0
+        ready, num_started = Channel[None](_MOST_WORKERS), 0
         # In a worker process, worker_init_fn may seed the global generators (Lightning's does). A
         # call in it that the patches do not reach would seed the trainer's.
         generators = generators_kept() if self._spec.worker_init_fn else nullcontext()
         with intra_op_threads_kept(), generators:
-            for number in more or list(self._epochs):
-                try:
-                    run = partial(self._run, number, ready)
-                    self._threads.spawn(f"loader-{number}", run)
-                except RuntimeError as error:  # the system has no more threads
-                    if not more:
-                        raise
-                    self._epochs.pop(number)
-                    missing += 1
-                    self._stay("thread", error)
-                else:
+            try:
+                for number in numbers:
+                    self._threads.spawn(f"loader-{number}", partial(self._run, number, ready))
                     num_started += 1
+            except RuntimeError as error:  # the system has no more threads
+                if not may_lack:
+                    raise
+                for number in numbers[num_started:]:
+                    self._epochs.pop(number)
+                self._stay("thread", error)
             for _ in range(num_started):
                 self._await(ready)
-        return missing
+        return num_started
 
     def _await(self, ready: Channel[None]) -> None:
         """Wait for a thread to be ready. Raises: RuntimeError: the loader's timeout is over."""
@@ -218,16 +210,20 @@ class Threads(Workers):
         say_ready = cache(partial(ready.put, None))  # is said once
         try:
             use_one_intra_op_thread()
-            Worker(
-                number,
-                self._spec,
-                self._epochs[number],
-                self.activities[number],
-                copying=self._copying,
-                cells=self.counts.new_cells(enabled=self._spec.stats),
-                could_not_start=self._could_not_start,
-            ).serve(say_ready, self._is_surplus)
-            self._epochs.pop(number, None)  # last: from here on resize() may give the number again
+            cells = self.counts.new_cells(enabled=self._spec.stats)
+            activity, epochs = self.activities[number], self._epochs[number]
+            worker = Worker(number, self._spec, activity, cells, self._copying)
+            with worker.begun():
+                if worker.broken is not None:
+                    self.failure = self.failure or worker.broken.taken()
+                say_ready()
+                leave = False
+                while not leave:
+                    try:  # no variable holds the epoch while waiting, for the reason in work()
+                        worker.work(epochs.get(), partial(self._is_surplus, number))
+                        leave = True
+                    except ChannelClosed:
+                        leave = epochs.closed
         except BaseException as error:
             _logger.exception("DataLoader: a thread of the loader has failed")
             self.failure = RuntimeError(
@@ -240,15 +236,12 @@ class Threads(Workers):
         finally:
             say_ready()
 
-    def _is_surplus(self) -> bool:
+    def _is_surplus(self, number: int) -> bool:
         """Return whether the calling worker, between two jobs, is one too many; it then leaves."""
-        if not self._num_surplus:
+        if number < self._spec.num_workers:
             return False
         with self._leaving:
-            is_surplus = self._num_surplus > 0
-            self._num_surplus -= is_surplus
+            is_surplus = number >= self._spec.num_workers
+            if is_surplus:
+                self._epochs.pop(number)  # from here on resize() may give the number again
         return is_surplus
-
-    def _could_not_start(self, reason: Reason) -> None:
-        """Keep the first such error for the loop."""
-        self.failure = self.failure or reason.taken()

@@ -81,62 +81,48 @@ def most_regions(max_outstanding: int, num_processes: int) -> int:
     return most_pieces(max_outstanding) + num_processes
 
 
-class Forwarder:
-    """Passes on batches that are ready as they come from the workers' queue, which unpacks them
-    and may pin them."""
-
-    name = "receive"
-    """Its row's in traces."""
-    hook: TaskStatsHook | None = None
-    """What counts its work; None = nobody does."""
-
-    def run(self, epochs: Channel[Epoch]) -> None:
-        """Pass on epoch after epoch, until ``epochs`` is closed. Runs on its own thread."""
-        while True:
-            try:
-                self._run_epoch(epochs.get())  # no variable holds an epoch that is over
-            except ChannelClosed:
-                if epochs.closed:
-                    return
-
-    def _run_epoch(self, epoch: Epoch) -> None:
-        inlet, outlet = epoch.results, epoch.outlet
-        ring = epoch.recorder.new_ring(self.name, 2)
-        since_ns = ring.begin()
-        while True:
-            result = inlet.get_numbered()[1]
-            result = self._when_due(result, outlet)
-            started_ns, number = perf_counter_ns(), result.number
-            if isinstance(result, Loaded):
-                result = self._staged(result)
-            ended_ns = perf_counter_ns()
-            outlet.put(result)
-            # While this thread waits, its last error would otherwise stay alive, and with it the
-            # frames of the loop, the iterator among them.
-            del result
-            done_ns = perf_counter_ns()
-            if done_ns - since_ns >= ring.shortest_ns:
-                times = since_ns, started_ns, ended_ns, done_ns, -1
-                ring.add(times, number, number, inlet, outlet)
-            since_ns = done_ns
-
-    def _when_due(self, result: Result, outlet: Channel[Result]) -> Result:
-        """Wait until it is time to pass it on."""
-        return result
-
-    def _staged(self, result: Loaded) -> Result:
-        return result
-
-    def hand_over(self, result: Result) -> Result:
-        """Make the batch ready for the loop. Called on the trainer's thread."""
-        return result
+def forward(epochs: Channel[Epoch], stage: DeviceStage | None) -> None:
+    """Pass on what comes from the workers, epoch after epoch, until ``epochs`` is closed. Runs on
+    its own thread. ``stage``: copies the batches; None = their queue unpacks, and may pin, them.
+    """
+    while True:
+        try:
+            _forward_epoch(epochs.get(), stage)  # no variable holds an epoch that is over
+        except ChannelClosed:
+            if epochs.closed:
+                return
 
 
-class DeviceStage(Forwarder):
+def _forward_epoch(epoch: Epoch, stage: DeviceStage | None) -> None:
+    inlet, outlet = epoch.results, epoch.outlet
+    ring = epoch.recorder.new_ring(forwarder_name(stage), 2)
+    since_ns = ring.begin()
+    while True:
+        result = inlet.get()
+        if stage is not None:
+            result = stage.when_due(result, outlet)
+        started_ns, number = perf_counter_ns(), result.number
+        if stage is not None and isinstance(result, Loaded):
+            result = stage.staged(result)
+        ended_ns = perf_counter_ns()
+        outlet.put(result)
+        # While this thread waits, its last error would otherwise stay alive, and with it the
+        # frames of the loop, the iterator among them.
+        del result
+        done_ns = perf_counter_ns()
+        if done_ns - since_ns >= ring.shortest_ns:
+            times = since_ns, started_ns, ended_ns, done_ns, -1
+            ring.add(times, number, number, inlet, outlet)
+        since_ns = done_ns
+
+
+def forwarder_name(stage: DeviceStage | None) -> str:
+    """Return the name of the thread that forwards, and of its row in traces."""
+    return "receive" if stage is None else "transfer"
+
+
+class DeviceStage:
     """Copies one iterator's batches to the device and counts the time."""
-
-    name = "transfer"
-    hook: TaskStatsHook
 
     def __init__(self, transfer: Transfer, *, stats: bool) -> None:
         self._transfer = transfer
@@ -156,7 +142,7 @@ class DeviceStage(Forwarder):
         are made in ordinary memory."""
         return self._transfer.batch_memory(most_pieces(max_outstanding))
 
-    def _when_due(self, result: Result, outlet: Channel[Result]) -> Result:
+    def when_due(self, result: Result, outlet: Channel[Result]) -> Result:
         """Wait while the model is far behind; the stage's own time does not include it."""
         try:
             self._transfer.await_model(lambda: not outlet.closed)
@@ -166,7 +152,8 @@ class DeviceStage(Forwarder):
             return self._failed(error, result)
         return result
 
-    def _staged(self, result: Loaded) -> Result:
+    def staged(self, result: Loaded) -> Result:
+        """Return a batch whose copy has begun, for ``hand_over``."""
         try:
             return result._replace(batch=self._stage(result.batch))
         except BaseException as error:  # the trainer waits for an answer

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
-from ...engine.channel import ChannelClosed
 from ...engine.timeline import Outcome
 from ...scopes import scope
 from ..error_notes import Reason, add_thread_note
@@ -25,12 +24,11 @@ from ..fetching.timing import record_parts
 from ..rng.owned import OwnedGenerators
 from ..rng.patches import install_functions, of_thread
 from ..rng.streams import SampleContexts, SampleStreams, borrowers_in
-from .activity import begin_job, take_part
+from .activity import activities, begin_job
 from .dataset_copies import own_copy, own_function, rebound
 from .jobs import Exhausted, Failed, Loaded, Result, SharedJob, result_of
 
 if TYPE_CHECKING:
-    from ...engine.channel import Channel
     from ...engine.counters import TaskCell
     from ...engine.rings import Ring
     from ...locks import RLock
@@ -44,123 +42,115 @@ _NOTHING_LEFT = Exhausted(-1)  # the other workers have taken all samples of a s
 
 
 class Worker:
-    """A worker, owned by the thread that calls :meth:`serve`."""
+    """A worker, owned by the thread on which it has ``begun``."""
 
     def __init__(
         self,
         number: int,
         spec: LoadSpec,
-        epochs: Channel[Epoch],
         activity: Activity,
-        *,
-        copying: RLock | None,
         cells: Sequence[TaskCell | None],
-        could_not_start: Callable[[Reason], None],
+        copying: RLock | None = None,
     ) -> None:
-        """Take the worker's parts; the thread itself starts in ``serve``.
-
-        ``copying``: held while it copies the dataset; None = it has a process to itself, where
-        nothing is copied. ``cells``: the counters of fetching and collating. ``could_not_start``:
-        called with the reason, before the trainer goes on.
-        """
+        """``cells``: the counters of fetching and collating. ``copying``: held while it copies the
+        dataset; None = it has a process to itself, where nothing is copied."""
         self._number = number
         self._spec = spec
-        self._epochs = epochs
         self._activity = activity
-        self._copying = copying
         self._cells = cells
-        self._could_not_start = could_not_start
+        self._copying = copying
+        self._recipe = spec.recipe
         self._streams = SampleStreams(spec.base_seed, number)
         self._has_begun = False
         self._records_turns = True
         """Whether the last one was long enough for that."""
+        self.broken: Reason | None = None
+        """Why it could not start: it answers its jobs with that, which ends the epoch."""
 
-    def serve(self, say_ready: Callable[[], object], is_surplus: Callable[[], bool]) -> None:
-        """Work on epoch after epoch, until the channel that delivers them is closed. A worker that
-        could not start answers its jobs with the reason, which ends the epoch.
+    @scope
+    def begun(self) -> Iterator[None]:
+        """Be the worker in the block: with its own dataset and streams, after ``worker_init_fn``,
+        or ``broken``."""
+        activity = self._activity
+        activity.thread = threading.current_thread()
+        own = self._tried("copying the dataset", self._own_recipe)
+        if isinstance(own, Reason):
+            self.broken = own
+        else:
+            self._recipe = own
+        activities.add(activity)
+        with self._described_to_torch(), self._streams:
+            if self.broken is None:
+                self.broken = self._tried(f"worker_init_fn({self._number})", self._initialize)
+            yield
 
-        ``is_surplus``: called before each job; True if the worker is to leave.
-        """
-        spec, number = self._spec, self._number
-        self._activity.thread = threading.current_thread()
-        recipe, broken = self._own_recipe()
-        take_part(self._activity)
-        info = acting_as_worker(
-            number,
-            spec.announced_workers,
-            spec.base_seed,
-            recipe.dataset,
-            is_process=self._copying is None,
-        )
-        with info, self._streams:
-            if broken is None:
-                step = f"worker_init_fn({number})"
-                _, broken = self._tried(step, f"in {step}", self._initialize, recipe.dataset)
-            if broken is not None:
-                self._could_not_start(broken)
-            # The trainer waits for this.
-            say_ready()
-            leave = False
-            while not leave:
-                try:  # no variable holds the epoch while waiting, for the reason in _work
-                    self._work(self._epochs.get(), recipe, broken, is_surplus)
-                    leave = True
-                except ChannelClosed:
-                    leave = self._epochs.closed
-
-    def _own_recipe(self) -> tuple[BatchRecipe, Reason | None]:
-        """Return the recipe with the worker's own dataset and functions, and why that could not be
-        copied, if so."""
-        recipe, copying = self._spec.recipe, self._copying
-        step = f"copying {type(recipe.dataset).__name__}"
-        dataset, broken = self._tried(step, "in copying the dataset", self._own_dataset)
-        if broken is not None:
-            dataset = recipe.dataset
-        collate_fn = recipe.collate_fn
+    def _own_recipe(self) -> BatchRecipe:
+        """Return the recipe with the worker's own dataset and functions."""
+        recipe, copying = self._recipe, self._copying
+        dataset, collate_fn = recipe.dataset, recipe.collate_fn
         if copying is not None:
+            dataset = own_copy(dataset, copying)
             collate_fn = own_function(collate_fn, recipe.dataset, dataset, copying)
         if self._spec.per_sample:
+            for each in borrowers_in(dataset):
+                each.sample_context = SampleContexts(self._streams)
             self._streams.seed_owned(OwnedGenerators(dataset, collate_fn))
-        return recipe._replace(dataset=dataset, collate_fn=collate_fn), broken
+        return recipe._replace(dataset=dataset, collate_fn=collate_fn)
 
-    def _own_dataset(self) -> Any:
-        dataset = self._spec.recipe.dataset
-        if self._copying is not None:
-            dataset = own_copy(dataset, self._copying)
-        for each in borrowers_in(dataset) if self._spec.per_sample else ():
-            each.sample_context = SampleContexts(self._streams)
-        return dataset
-
-    def _initialize(self, dataset: Any) -> None:
+    def _initialize(self) -> None:
         spec = self._spec
         if spec.device_index is not None:
             torch.accelerator.set_device_index(spec.device_index)
         if spec.worker_init_fn is not None:
-            rebound(spec.worker_init_fn, spec.recipe.dataset, dataset)(self._number)
+            own = rebound(spec.worker_init_fn, spec.recipe.dataset, self._recipe.dataset)
+            own(self._number)
 
-    def _tried(
-        self, step: str, where: str, call: Callable[..., Any], *args: Any
-    ) -> tuple[Any, Reason | None]:
-        """Take a step of the worker's or its epoch's beginning. Return what it returns, and why it
-        has failed, if so."""
+    @scope
+    def _described_to_torch(self) -> Iterator[None]:
+        """Let ``get_worker_info()`` describe the worker: on this thread alone or, in a process of
+        its own, also on threads that the dataset starts, as in torch's workers.
+
+        The field ``rng`` stays empty, as in torch's workers, which are processes. A generator in it
+        would be that of a worker: ``torch.thread_safe_generator()`` returns it on threads and None
+        elsewhere, so draws would depend on which thread makes a sample. None are the thread's
+        streams.
+        """
+        install_functions()
+        spec, is_process = self._spec, self._copying is None
+        of_thread.worker_info = info = torch_worker.WorkerInfo(
+            id=self._number,
+            num_workers=spec.announced_workers,
+            seed=spec.base_seed + self._number,
+            dataset=self._recipe.dataset,
+            worker_method="multiprocessing" if is_process else "thread",
+        )
+        if is_process:
+            torch_worker._worker_info = info
+        try:
+            yield
+        finally:
+            of_thread.worker_info = None
+            if is_process:
+                torch_worker._worker_info = None  # it would keep the dataset
+
+    def _tried(self, step: str, call: Callable[[], Any]) -> Any:
+        """Take a step of the worker's or its epoch's beginning. Return what it returns or, if it
+        fails, the ``Reason``."""
         self._activity.beginning = step
         try:
-            return call(*args), None
+            return call()
         except BaseException as error:
-            add_thread_note(error, where)
-            return None, Reason(error)
+            add_thread_note(error, f"in {step}")
+            return Reason(error)
         finally:
             self._activity.beginning = ""
 
-    def _work(
-        self,
-        epoch: Epoch,
-        recipe: BatchRecipe,
-        broken: Reason | None,
-        is_surplus: Callable[[], bool],
-    ) -> None:
-        """Work on one epoch until this worker is one too many. Raises: ChannelClosed: it ends."""
-        number = self._number
+    def work(self, epoch: Epoch, is_surplus: Callable[[], bool] | None = None) -> None:
+        """Work on one epoch until this worker is one too many. Raises: ChannelClosed: it ends.
+
+        ``is_surplus``: called before each job; True if the worker is to leave.
+        """
+        number, spec, recipe = self._number, self._spec, self._recipe
         if self._has_begun and epoch.key.is_seeded:
             self._streams.begin_worker(epoch.key.epoch_seed)
         self._has_begun = True
@@ -168,24 +158,6 @@ class Worker:
             recipe.dataset.set_epoch(epoch.key.number_of_pass)
         ring = epoch.recorder.new_ring("worker", 1, number)
         record_parts(ring, self._cells)
-        self._activity.maker = None
-        maker = broken or self._opened(epoch, recipe)
-        self._activity.maker = maker if isinstance(maker, BatchMaker) else None
-        jobs, since_ns = epoch.jobs_of(number), ring.begin()
-        try:
-            while not is_surplus():
-                since_ns = self._do(jobs.get(), maker, epoch, ring, since_ns)
-        finally:
-            # An undelivered error keeps its frames alive, this one among them. Drop what leads
-            # from here back to the error, or the cycle would keep both. And a generator of the
-            # dataset's that ends here may draw as it ends, which belongs to this worker's streams.
-            self._activity.maker = None
-            del epoch, jobs, maker
-
-    def _opened(self, epoch: Epoch, recipe: BatchRecipe) -> BatchMaker | Reason:
-        """Return the maker of the epoch's batches, or why there is none."""
-        spec, number = self._spec, self._number
-        step = f"iter({type(spec.recipe.dataset).__name__})"
         make = partial(
             maker_of,
             recipe,
@@ -194,10 +166,20 @@ class Worker:
             memory=spec.memory,
             cells=self._cells,
             key=epoch.key_of(number) if spec.per_sample else None,
-            resume=epoch.workers[number] if spec.recipe.iterable else None,
+            resume=epoch.workers[number] if recipe.iterable else None,
         )
-        made, failure = self._tried(step, f"in {step}", make)
-        return failure or made
+        maker = self.broken or self._tried(f"iter({type(spec.recipe.dataset).__name__})", make)
+        self._activity.maker = None if isinstance(maker, Reason) else maker
+        jobs, since_ns = epoch.jobs_of(number), ring.begin()
+        try:
+            while is_surplus is None or not is_surplus():
+                since_ns = self._do(jobs.get(), maker, epoch, ring, since_ns)
+        finally:
+            # An undelivered error keeps its frames alive, this one among them. Drop what leads
+            # from here back to the error, or the cycle would keep both. And a generator of the
+            # dataset's that ends here may draw as it ends, which belongs to this worker's streams.
+            self._activity.maker = None
+            del epoch, jobs, maker, make
 
     def _do(
         self, job: Job, maker: BatchMaker | Reason, epoch: Epoch, ring: Ring, since_ns: int
@@ -241,7 +223,7 @@ class Worker:
                 ring.add(times, number, output, epoch.jobs_of(self._number), epoch.results, outcome)
             return done_ns
         finally:
-            del job, maker, epoch, result  # as in _work
+            del job, maker, epoch, result  # as in work
 
     def _help(self, maker: Samples, job: SharedJob) -> tuple[Result | None, int]:
         """Fetch samples of a shared job until none is left.
@@ -268,38 +250,6 @@ class Worker:
         if job.errors:
             return job.failed(maker.tries()), taken  # no variable here, where an error's frames are
         return result_of(maker, job, self._spec.finalize), taken
-
-
-@scope
-def acting_as_worker(
-    number: int, num_workers: int, base_seed: int, dataset: Any, *, is_process: bool = False
-) -> Iterator[None]:
-    """Let ``get_worker_info()`` describe worker ``number``, on this thread alone.
-
-    ``is_process``: the worker has the process to itself, so threads that the dataset starts get the
-    same answer, as in torch's workers.
-
-    The field ``rng`` stays empty, as in torch's workers, which are processes. A generator in it
-    would be that of a worker: ``torch.thread_safe_generator()`` returns it on threads and None
-    elsewhere, so draws would depend on which thread makes a sample. None are the thread's streams.
-    """
-    install_functions()
-    info = torch_worker.WorkerInfo(
-        id=number,
-        num_workers=num_workers,
-        seed=base_seed + number,
-        dataset=dataset,
-        worker_method="multiprocessing" if is_process else "thread",
-    )
-    of_thread.worker_info = info
-    if is_process:
-        torch_worker._worker_info = info
-    try:
-        yield
-    finally:
-        of_thread.worker_info = None
-        if is_process:
-            torch_worker._worker_info = None  # it would keep the dataset
 
 
 def use_one_intra_op_thread() -> None:

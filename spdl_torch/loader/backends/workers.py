@@ -27,7 +27,7 @@ from ..stats.stats import WorkersStats
 from .activity import describe_activities
 from .backend import Backend
 from .jobs import NO_BATCHES, Epoch, Result
-from .transfer_stage import AHEAD
+from .transfer_stage import AHEAD, forward, forwarder_name
 from .worker_thread import intra_op_threads_kept, use_one_intra_op_thread
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ..stats.stats import Source
     from .activity import Activity
     from .backend import LoadSpec
-    from .transfer_stage import Forwarder
+    from .transfer_stage import DeviceStage
 
 _logger = logging.getLogger("spdl_torch.data")
 
@@ -69,11 +69,13 @@ class Workers(Backend):
     look_seconds = inf
     """The interval at which a waiting loop calls ``_tend``."""
 
-    def __init__(self, spec: LoadSpec, stage: Forwarder | None, placement: Placement) -> None:
-        """``stage``: what passes the batches on, on a thread of its own; None = the loop takes them
-        from the workers. ``placement``: where the workers are, and why."""
+    def __init__(self, spec: LoadSpec, stage: DeviceStage | None, placement: Placement) -> None:
+        """``stage``: copies the batches to the device, on the thread that passes them on; None =
+        they stay. ``placement``: where the workers are, and why."""
         self._spec = spec
         self._stage = stage
+        self.forwards = stage is not None
+        """Whether a thread passes the batches on; else the loop takes them from the workers."""
         self.placement = placement
         self.stats: WorkersStats = WorkersStats(stage)
         self._epoch: Epoch | None = None
@@ -133,8 +135,8 @@ class Workers(Backend):
             # an epoch that request_stop cannot close.
             self._epoch = epoch
             self.stats.starts.time(partial(self._begin, epoch))
-            if self._stage is not None:
-                self._pass_on(self._stage, epoch)
+            if self.forwards:
+                self._pass_on(epoch)
             return epoch.consumer, epoch.outlet
         except BaseException:  # Ctrl-C too
             self.request_stop()
@@ -145,11 +147,11 @@ class Workers(Backend):
         recorder = FlightRecorder("DataLoader", spec.pipeline_number, enabled=spec.stats)
         results = outlet = self._new_results(recorder)
         recorder.add_queue(1, "batches", spec.max_outstanding)
+        if self.forwards:
+            most = spec.max_outstanding if stage is None else AHEAD
+            outlet = Channel(most, marks=NO_BATCHES)
         if stage is not None:
-            is_copied = stage.hook is not None
-            outlet = Channel(AHEAD if is_copied else spec.max_outstanding, marks=NO_BATCHES)
-            if is_copied:
-                recorder.add_queue(2, "device batches", AHEAD)
+            recorder.add_queue(2, "device batches", AHEAD)
         return Epoch(
             results=results,
             outlet=outlet,
@@ -157,7 +159,7 @@ class Workers(Backend):
             key=key,
             workers=tuple(workers),
             recorder=recorder,
-            consumer=recorder.new_consumer_ring(2 if stage is None else 3),
+            consumer=recorder.new_consumer_ring(2 + self.forwards),
         )
 
     def take(self, seconds: float) -> Result | Told | None:
@@ -175,8 +177,8 @@ class Workers(Backend):
             try:
                 # No variable holds the result: an error's traceback may lead here.
                 if self._stage is None:
-                    return epoch.outlet.get_numbered(wait)[1]
-                return self._stage.hand_over(epoch.outlet.get_numbered(wait)[1])
+                    return epoch.outlet.get(wait)
+                return self._stage.hand_over(epoch.outlet.get(wait))
             except WaitIsOver:
                 if monotonic() >= deadline:
                     return None
@@ -260,8 +262,8 @@ class Workers(Backend):
             "loads before the program ends."
         )
 
-    def _pass_on(self, stage: Forwarder, epoch: Epoch) -> None:
-        """Let the stage's thread have the epoch; start it before the first one."""
+    def _pass_on(self, epoch: Epoch) -> None:
+        """Let the thread that passes batches on have the epoch; start it before the first one."""
         if self._staged is not None:
             self._staged.put(epoch)
             return
@@ -269,15 +271,15 @@ class Workers(Backend):
         epochs.put(epoch)
         ready = Channel[None](1)
         with intra_op_threads_kept():
-            run = partial(_run_stage, stage, epochs, ready, self._threads)
-            self._threads.spawn(stage.name, run)
+            run = partial(_forward, self._stage, epochs, ready, self._threads)
+            self._threads.spawn(forwarder_name(self._stage), run)
             ready.get()
 
 
-def _run_stage(
-    stage: Forwarder, epochs: Channel[Epoch], ready: Channel[None], group: ThreadGroup
+def _forward(
+    stage: DeviceStage | None, epochs: Channel[Epoch], ready: Channel[None], group: ThreadGroup
 ) -> None:
     """Pass on the batches of each epoch. ``group`` stays alive meanwhile: the exit waits for it."""
     use_one_intra_op_thread()
     ready.put(None)
-    stage.run(epochs)
+    forward(epochs, stage)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ...observe.verdict.report import Report
     from ..backends.jobs import Epoch
     from ..backends.processes.process_counts import ProcessCounts
-    from ..backends.transfer_stage import DeviceStage, Forwarder
+    from ..backends.transfer_stage import DeviceStage
     from ..fetching.bad_samples import SkippedSamples
 
     # What counts the work of some workers; it outlives them.
@@ -46,7 +46,7 @@ class _Begun(NamedTuple):
 class EpochStats(ABC):
     """A loader's statistics: of the running epoch or, after it, of the last one."""
 
-    def __init__(self, stage: Forwarder | None = None) -> None:
+    def __init__(self, stage: DeviceStage | None = None) -> None:
         self._transfer = None if stage is None else stage.hook
         self.skipped: SkippedSamples | None = None
         """The samples left out; None = samples may not fail."""
@@ -91,7 +91,7 @@ class EpochStats(ABC):
 class WorkersStats(EpochStats):
     """The statistics of the epoch on workers or, once they have ended, of the last one."""
 
-    def __init__(self, stage: Forwarder | None = None) -> None:
+    def __init__(self, stage: DeviceStage | None = None) -> None:
         super().__init__(stage)
         # One thread begins and ends epochs; any other may ask for statistics meanwhile. So these
         # are replaced and never changed, and each method reads them once.

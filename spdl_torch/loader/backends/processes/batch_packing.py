@@ -26,7 +26,7 @@ from .wire import Packed
 if TYPE_CHECKING:
     from ..jobs import Loaded
     from .shared_memory import Mappings, Slab
-    from .wire import Span
+    from .wire import File, Span
 
 _SPARSE = frozenset(
     {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
@@ -109,11 +109,14 @@ class SlabWriter:
             return Packed(None, 0, content, blocks)
         return Packed(slab.number, 0 if slab.file is None else slab.size, content, blocks)
 
-    def sent(self) -> None:
-        """Note that the batch was sent: the trainer has its slab, and reports when it is free."""
-        if self.slab is not None:
-            self.slab.file = None
-        self.slab = None
+    def sent(self) -> tuple[File, ...]:
+        """Note that the batch is sent: the trainer has its slab, and reports when it is free.
+        Return the file that goes with it, if the slab is new."""
+        slab, self.slab = self.slab, None
+        if slab is None or slab.file is None:
+            return ()
+        file, slab.file = slab.file, None
+        return (file,)
 
     def _placed(self, contents: list[Any]) -> list[Span]:
         """Copy into a slab whatever does not lie there yet; return the spans of all."""

@@ -16,19 +16,19 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
-from ....engine.channel import Channel, ChannelClosed
+from ....engine.channel import ChannelClosed
 from ....engine.counters import QueueCounters
 from ....engine.recorder import SharedRecorder
 from ....locks import RLock, in_forked_child
 from ....machine.probes import count_only_this_thread
-from ....scopes import scope
 from ...checkpoint.epoch import Given
 from ...error_notes import Reason
 from ...rng.patches import install_functions
@@ -75,13 +75,16 @@ def main(end: OwnedSocket, asked: OwnedSocket, beginning: Beginning) -> None:
     gc.freeze()
     leave_to_the_trainer()
     signal.set_wakeup_fd(-1)  # a forked child has the trainer's, an event loop's
-    trainer = Trainer(end, beginning.page)
+    trainer = Trainer(end, beginning.page, beginning.first)
     # What the dataset forks must not hold it open, or the trainer would not see the end.
     in_forked_child(trainer.wire.close)
-    trainer.carry_log_lines()
+    logger = logging.getLogger("spdl_torch")
+    logger.handlers = [_ToTrainer(trainer)]  # a forked child has the trainer's handlers
+    logger.propagate = False
     beginning.page.is_up = True
     _run_worker(trainer, asked, beginning)
-    trainer.send_all()
+    while trainer.wire.unsent and not trainer.wire.is_over:
+        trainer.wait()
 
 
 def _run_worker(trainer: Trainer, asked: OwnedSocket, beginning: Beginning) -> None:
@@ -98,23 +101,14 @@ def _run_worker(trainer: Trainer, asked: OwnedSocket, beginning: Beginning) -> N
         counts = WorkerCounts(1, spec.recipe.dataset)
         cells = counts.new_cells(enabled=spec.stats)
         trainer.counts, trainer.cells = counts, tuple(filter(None, cells))
-        trainer.begin(beginning.first)
-        try:
-            Worker(
-                *(number, spec, trainer.epochs, activity),
-                copying=None,
-                cells=cells,
-                could_not_start=_note_nothing,
-            ).serve(_note_nothing, lambda: False)
-        finally:
-            counts.end()  # its epoch refers to the jobs, and these to it, and so to the dataset
+        worker = Worker(number, spec, activity, cells)
+        with worker.begun():  # where it fails, its error answers its jobs
+            while trainer.waiting:
+                with suppress(ChannelClosed):
+                    worker.work(trainer.next_epoch())
     except BaseException as error:
         trainer.send(Fatal(what, pack_error(error)))
     trainer.counts = None  # the trainer stays, and would keep the dataset
-
-
-def _note_nothing(*_: object) -> None:
-    """Do nothing: nobody waits for the worker, whose error answers its jobs."""
 
 
 def _opened(beginning: Beginning, trainer: Trainer) -> LoadSpec:
@@ -138,27 +132,13 @@ def _seed_process(base_seed: int, worker: int) -> None:
     own; these are for draws that do not follow them, in threads that the dataset starts."""
     seed = base_seed + worker
     random.seed(seed)
-    with _stacks_left_out():
-        torch.manual_seed(seed)
-    np.random.seed([seed & 0xFFFF_FFFF, worker])
-
-
-@scope
-def _stacks_left_out() -> Iterator[None]:
-    """Let no stack be described meanwhile. With each call for a device that is not in use yet torch
-    keeps a description of where it came from, for which it reads the files of all frames: 3 ms or
-    more.
-    """
-    absent: Any = object()
-    limit = getattr(sys, "tracebacklimit", absent)
+    # With each call for a device that is not in use yet torch keeps a description of where it came
+    # from, for which it reads the files of all frames, 3 ms or more: of none meanwhile.
+    limit = getattr(sys, "tracebacklimit", None)
     sys.tracebacklimit = 0
-    try:
-        yield
-    finally:
-        if limit is absent:
-            del sys.tracebacklimit
-        else:
-            sys.tracebacklimit = limit
+    torch.manual_seed(seed)
+    sys.tracebacklimit = limit
+    np.random.seed([seed & 0xFFFF_FFFF, worker])
 
 
 # To write what was counted takes as long as a small batch: it is done where no job has come for a
@@ -172,27 +152,28 @@ class Trainer:
     which any thread may call: what our loggers log is sent, too.
     """
 
-    def __init__(self, end: OwnedSocket, page: Page) -> None:
+    def __init__(self, end: OwnedSocket, page: Page, first: Restart) -> None:
         self.wire = Wire(end)
         self.writer = SlabWriter()
         """What packs the batches."""
-        self.epochs = Channel[Epoch](1)
-        """The epoch that has begun; closed when the trainer is gone."""
         self.counts: WorkerCounts | None = None
         """What counts each epoch; None = nobody."""
         self.cells: tuple[TaskCell, ...] = ()
         """The worker's, of fetching and of collating; () = epochs are not recorded."""
         self._page = page
         self._sending = RLock()  # re-entrant: sending may log
-        self._waiting: deque[Given | Restart] = deque()  # read before their turn
+        self.waiting: deque[Given | Restart] = deque([first])
+        """What has come and is not done yet: an epoch that begins, or jobs. An epoch ends with
+        another one here, or with nothing: then the trainer is gone."""
         self._epoch = self._num_sent = self._num_counted = 0
         self._waited_ns = self._counted_ns = 0
 
     # What comes:
 
-    def begin(self, beginning: Restart) -> None:
-        """Begin an epoch: the worker takes it from ``epochs``."""
+    def next_epoch(self) -> Epoch:
+        """Begin the epoch that waits."""
         assert self.counts is not None, "guaranteed by who calls it"
+        beginning: Any = self.waiting.popleft()
         self._epoch, key, workers = beginning
         self._num_sent = self._num_counted = self._waited_ns = 0
         recorder = SharedRecorder(self._page.ring, self._epoch, enabled=bool(self.cells))
@@ -210,7 +191,7 @@ class Trainer:
         self.counts.begin(begun)
         if self.cells:
             self._page.begin_tasks(self._epoch, self.cells)
-        self.epochs.put(begun)
+        return begun
 
     def get(self) -> Given:
         """Return the next job. Raises: ChannelClosed: another epoch begins, or the trainer is gone.
@@ -220,20 +201,17 @@ class Trainer:
         """
         since_ns = perf_counter_ns()
         self._read()
-        while not self._waiting:
-            if self.wire.is_over:
-                self.epochs.close()
-                raise ChannelClosed
+        while not (self.waiting or self.wire.is_over):
             self._page.idle_since_ns = since_ns
             is_counted = self._num_counted == self._num_sent
-            self._wait(None if is_counted else _MOMENT_MS)
+            self.wait(None if is_counted else _MOMENT_MS)
             self._read()
-            if not (is_counted or self._waiting):
+            if not (is_counted or self.waiting):
                 self._count()
-        message = self._waiting.popleft()
-        if isinstance(message, Restart):
-            self.begin(message)
+        message = self.waiting[0] if self.waiting else None
+        if not isinstance(message, Given):
             raise ChannelClosed
+        self.waiting.popleft()
         now_ns = perf_counter_ns()
         self._waited_ns += now_ns - since_ns
         self._page.idle_since_ns = 0
@@ -241,7 +219,7 @@ class Trainer:
             self._count()
         return message
 
-    def _wait(self, milliseconds: float | None = None) -> None:
+    def wait(self, milliseconds: float | None = None) -> None:
         """Wait until something comes; what did not fit before is sent as soon as it does."""
         self.wire.wait(milliseconds)
         if self.wire.unsent:
@@ -258,21 +236,21 @@ class Trainer:
                 self.writer.slabs.freed(*message)
             elif isinstance(message, Restart):
                 # The jobs of this epoch are dropped, even if they came before.
-                self._waiting.clear()
-                self._waiting.append(message)
+                self.waiting.clear()
+                self.waiting.append(message)
             else:
                 *job, slabs, spent = message
                 self.writer.slabs.freed(slabs, spent)
-                self._waiting.append(Given(*job))
+                self.waiting.append(Given(*job))
         if wire.is_over:  # nobody wants the batches
-            self._waiting.clear()
+            self.waiting.clear()
 
     def counters(self) -> QueueCounters:
         """Return the time for which the worker had no job."""
         return QueueCounters(get_wait=(self._waited_ns, 0, ()))
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self.waiting)
 
     # What is sent:
 
@@ -296,12 +274,7 @@ class Trainer:
         except BaseException as error:  # an object's own __reduce__ may raise anything
             result = _without_what_cannot_be_sent(result, error)
             content = pickle_of(self._answer(result, retired))
-        if not isinstance(result, Loaded):
-            self._say(content)
-            return
-        file = None if writer.slab is None else writer.slab.file
-        self._say(content, *(() if file is None else (file,)))
-        writer.sent()
+        self._say(content, *(writer.sent() if isinstance(result, Loaded) else ()))
 
     def _answer(self, result: Result, retired: tuple[int, ...]) -> Answer:
         return Answer(self._epoch, with_errors(result, pack_error), retired, perf_counter_ns())
@@ -310,19 +283,7 @@ class Trainer:
         """Write what has been counted: the trainer waits for that where it has all batches."""
         self._counted_ns, self._num_counted = perf_counter_ns(), self._num_sent
         if self.counts is not None:
-            counts = pickle.dumps(self.counts.besides_tasks(), 5)
-            self._page.count(self._epoch, self._num_sent, counts)
-
-    def send_all(self) -> None:
-        """Wait until all was sent, or the trainer is gone."""
-        while self.wire.unsent and not self.wire.is_over:
-            self._wait()
-
-    def carry_log_lines(self) -> None:
-        """Send what our loggers log to the trainer, which logs it."""
-        logger = logging.getLogger("spdl_torch")
-        logger.handlers = [_ToTrainer(self)]  # a forked child has the trainer's handlers
-        logger.propagate = False
+            self._page.count(self._epoch, self._num_sent, self.counts.besides_tasks())
 
 
 def _without_what_cannot_be_sent(result: Result, error: BaseException) -> Result:

@@ -169,15 +169,16 @@ class Incoming:
         """What came and is not in order yet."""
         self._early: dict[int, _Heard] = {}
         self._ready: deque[_Heard] = deque()
-        self._turn: int | None = 0 if in_order else None
+        self._in_order = in_order
+        self._turn = 0
         self._wait_time = WaitTime()
         self._num_put = self._num_got = 0
         self._created_ns = self._empty_since_ns = perf_counter_ns()
         self._empty_ns = 0
         self._ended_ns: int | None = None
 
-    def get_numbered(self, seconds: float | None = None) -> tuple[int, Result]:
-        """Take the next result, and a number that says nothing; wait for it so long.
+    def get(self, seconds: float | None = None) -> Result:
+        """Take the next result; wait for it so long.
 
         Raises: WaitIsOver: none has come, or there is news of a process; ChannelClosed.
         """
@@ -189,8 +190,8 @@ class Incoming:
         self._num_got += type(packed) not in NO_BATCHES
         # No variable holds what is opened: an error's traceback leads here, and that was a cycle.
         if child is None:
-            return 0, recorded(self._recorder, packed)
-        return 0, recorded(self._recorder, self._opened(child, packed))
+            return recorded(self._recorder, packed)
+        return recorded(self._recorder, self._opened(child, packed))
 
     def _wait(self, deadline: float | None) -> None:
         hearing, wait = self._hearing, self._wait_time
@@ -208,7 +209,7 @@ class Incoming:
 
     @property
     def has_next(self) -> bool:
-        """Whether the next ``get_numbered`` does not wait."""
+        """Whether the next ``get`` does not wait."""
         if self.closed:
             return False
         while self.heard:
@@ -216,22 +217,16 @@ class Incoming:
         return bool(self._ready)
 
     def _came(self, heard: _Heard) -> None:
-        early, latest_ns = self._early, heard[2]
-        if self._turn is None:
-            self._append(heard, latest_ns)
-            return
-        early[heard[1].number] = heard
+        early, since_ns = self._early, heard[2]
+        early[heard[1].number if self._in_order else self._turn] = heard
         while (found := early.pop(self._turn, None)) is not None:
             self._turn += 1
-            latest_ns = max(latest_ns, found[2])
-            self._append(found, latest_ns)
-
-    def _append(self, heard: _Heard, since_ns: int) -> None:
-        self._ready.append(heard)
-        if self._empty_since_ns:
-            self._empty_ns += max(0, since_ns - self._empty_since_ns)
-            self._empty_since_ns = 0
-        self._num_put += type(heard[1]) not in NO_BATCHES
+            since_ns = max(since_ns, found[2])
+            self._ready.append(found)
+            if self._empty_since_ns:
+                self._empty_ns += max(0, since_ns - self._empty_since_ns)
+                self._empty_since_ns = 0
+            self._num_put += type(found[1]) not in NO_BATCHES
 
     def _opened(self, child: WorkerProcess, packed: Result) -> Result:
         if not isinstance(packed, Loaded):

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import mmap
 import os
+import pickle
 import struct
 import threading
 import zlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from multiprocessing import reduction
@@ -35,27 +36,26 @@ PARTS = ("fetch", "collate")
 """What the ring's turns consist of."""
 
 _word = struct.Struct("q")  # aligned, and so written and read as one
-_slot = struct.Struct("IIqqq")  # checksum, bytes, epoch, number of batches, turn
 # Of fetching and of collating: what a cell has counted, and its histogram.
 _NUM_CELLS, _HISTOGRAM_BYTES = len(PARTS), 8 * len(NO_COUNTS)
 _tasks = struct.Struct(f"qq{_NUM_CELLS * 8}q")  # epoch, time, numbers of the cells
-_TASKS_BYTES = _tasks.size + _NUM_CELLS * _HISTOGRAM_BYTES
 _MOST_LOOKS = 1000  # for a moment in which they are not written
 
-# The places and sizes of what is longer. Of all that, only what is written takes memory.
-_SLOTS, _SLOT_BYTES = 64, 32 * 1024
-_TEXT, _TEXT_BYTES = _SLOTS + 2 * _SLOT_BYTES, 64 * 1024
-_BEGUN = _TEXT + _TEXT_BYTES
-_NOW = _BEGUN + _TASKS_BYTES
-_RING = _NOW + _TASKS_BYTES
+# The sizes and places of what is longer. Of all that, only what is written takes memory.
+_RECORDS, _MOST_BYTES = 64, 64 * 1024
+_RECORD_BYTES = 2 * _MOST_BYTES
+_RING = _RECORDS + 4 * _RECORD_BYTES
 _BYTES = _RING + SharedRing.num_bytes(CAPACITY)
+
+
+_FIRST = 2  # the place of the first record's number
 
 
 class _Word:
     """A number in the memory."""
 
     def __init__(self, place: int) -> None:
-        self._place = place
+        self._place = 8 * place
 
     def __get__(self, page: Page, _: object) -> int:
         return int(_word.unpack_from(page._memory, self._place)[0])
@@ -64,22 +64,55 @@ class _Word:
         _word.pack_into(page._memory, self._place, value)
 
 
+class _Record:
+    """Bytes in the memory that are written whole, again and again, and read meanwhile: in two
+    places in turn, as the process may be killed while it writes one."""
+
+    def __init__(self, memory: mmap.mmap, place: int) -> None:
+        """``place``: the number of its turn; the two places are in the order of the records."""
+        self._memory = memory
+        self._place = 8 * place
+        self._start = _RECORDS + (place - _FIRST) * _RECORD_BYTES
+
+    @property
+    def turn(self) -> int:
+        """How often it was written."""
+        return int(_word.unpack_from(self._memory, self._place)[0])
+
+    def write(self, content: bytes) -> None:
+        """Write it, unless it is too long."""
+        turn = self.turn + 1
+        start = self._start + turn % 2 * _MOST_BYTES
+        if (size := len(content)) + _word.size <= _MOST_BYTES:
+            self._memory[start : start + _word.size + size] = _word.pack(size) + content
+            _word.pack_into(self._memory, self._place, turn)  # last: now it can be read
+
+    def read(self) -> bytes:
+        """Return what was written last."""
+        for _ in range(_MOST_LOOKS):
+            turn = self.turn
+            start = self._start + turn % 2 * _MOST_BYTES
+            (size,) = _word.unpack_from(self._memory, start)
+            start += _word.size
+            content = self._memory[start : start + size]
+            if self.turn == turn:  # else the other place may be this one by now
+                break
+        return content
+
+
 class Page:
     """The memory, on either side. The trainer makes it."""
 
     is_up = _Word(0)
     """Whether the process has begun: signals to the trainer's group no longer end it."""
-    idle_since_ns = _Word(8)
+    idle_since_ns = _Word(1)
     """Since when the process has had no job, by ``perf_counter_ns``; 0 = it has one."""
-    num_said = _Word(16)
-    """How often the process has said what is at work in it."""
-    _num_bytes_said = _Word(_TEXT)
-    _num_changes = _Word(24)  # of the tasks; odd = one is under way
 
     def __init__(self, file: File) -> None:
         self._file: File | None = file
         self._memory = mmap.mmap(file, _BYTES)
-        self._turn = 0
+        records = (_Record(self._memory, _FIRST + number) for number in range(4))
+        self._counts, self._tasks_before, self._tasks, self.said = records
         self.ring = SharedRing(memoryview(self._memory)[_RING:], PARTS)
         """The turns of the process's worker."""
 
@@ -96,89 +129,51 @@ class Page:
         """Let go of the file: the other process has the memory as well."""
         self._file = None
 
-    def count(self, epoch: int, num_batches: int, counts: bytes) -> None:
-        """Write the pickle of what has been counted, in so many batches. What does not fit is left
-        out.
+    def count(self, epoch: int, num_batches: int, counts: Any) -> None:
+        """Write what has been counted, in so many batches. What does not fit is left out."""
+        content = pickle.dumps((epoch, num_batches, counts), 5)
+        self._counts.write(_word.pack(zlib.crc32(content)) + content)
 
-        There are two slots, written in turn, as the process may be killed while it writes one.
-        """
-        size, start = len(counts), _SLOTS + self._turn % 2 * _SLOT_BYTES
-        if _slot.size + size > _SLOT_BYTES:
-            return
-        self._turn += 1
-        head = zlib.crc32(counts), size, epoch, num_batches, self._turn
-        _slot.pack_into(self._memory, start, *head)
-        self._memory[start + _slot.size : start + _slot.size + size] = counts
-
-    def counts(self, epoch: int) -> tuple[int, bytes]:
-        """Return what was written last in that epoch, and of how many batches; empty = nothing."""
-        found = [(0, 0, b"")]
-        for start in (_SLOTS, _SLOTS + _SLOT_BYTES):
-            checksum, size, of_epoch, number, turn = _slot.unpack_from(self._memory, start)
-            content = self._memory[start + _slot.size : start + _slot.size + size]
-            if size and of_epoch == epoch and zlib.crc32(content) == checksum:
-                found.append((turn, number, content))
-        return max(found)[1:]
+    def counts(self, epoch: int) -> tuple[int, Any]:
+        """Return in how many batches of that epoch something was written last, and what; None =
+        nothing."""
+        content = self._counts.read()
+        # On some machines another core may see the number before the bytes.
+        if content and _word.unpack_from(content)[0] == zlib.crc32(content[_word.size :]):
+            of_epoch, num_batches, counts = pickle.loads(content[_word.size :])
+            if of_epoch == epoch:
+                return num_batches, counts
+        return 0, None
 
     def begin_tasks(self, epoch: int, cells: Sequence[TaskCell]) -> None:
         """Write what the cells have at the begin of an epoch."""
-        self._write_tasks(_BEGUN, epoch, cells)
         self.note_tasks(epoch, cells)
+        self._tasks_before.write(self._tasks.read())
 
     def note_tasks(self, epoch: int, cells: Sequence[TaskCell]) -> None:
         """Write what the cells have now: cheap enough to be done before each batch is sent, so that
         who has the batch finds it counted."""
-        self._num_changes += 1
-        self._write_tasks(_NOW, epoch, cells)
-        self._num_changes += 1
-
-    def _write_tasks(self, start: int, epoch: int, cells: Sequence[TaskCell]) -> None:
         fetch, collate = cells
-        numbers = *fetch.numbers(), *collate.numbers()
-        _tasks.pack_into(self._memory, start, epoch, perf_counter_ns(), *numbers)
-        start += _tasks.size
-        for cell in cells:
-            self._memory[start : start + _HISTOGRAM_BYTES] = cell.histogram.buckets
-            start += _HISTOGRAM_BYTES
+        numbers = _tasks.pack(epoch, perf_counter_ns(), *fetch.numbers(), *collate.numbers())
+        self._tasks.write(numbers + b"".join(cell.histogram.buckets for cell in cells))
 
     def tasks(self, epoch: int) -> tuple[TaskCounters, TaskCounters] | None:
         """Return what was counted in that epoch, of fetching and of collating; None = nothing."""
-        for _ in range(_MOST_LOOKS):  # the process may have been killed while it wrote
-            number = self._num_changes
-            content = self._memory[_BEGUN : _NOW + _TASKS_BYTES]
-            if number == self._num_changes and not number % 2:
-                break
-        of_epoch, now = _counters_in(content, _TASKS_BYTES)
-        if of_epoch != epoch or not now[0].elapsed_ns:
+        before, now = self._tasks_before.read(), self._tasks.read()
+        if not before or {_tasks.unpack_from(each)[0] for each in (before, now)} != {epoch}:
             return None
-        before = _counters_in(content)[1]
-        return now[0].since(before[0]), now[1].since(before[1])
-
-    def say(self, text: str) -> None:
-        """Write what is at work."""
-        content = text.encode(errors="replace")[: _TEXT_BYTES - _word.size]
-        self._num_bytes_said = len(content)
-        start = _TEXT + _word.size
-        self._memory[start : start + len(content)] = content
-        self.num_said += 1  # last: whoever sees it finds the text
-
-    @property
-    def said(self) -> str:
-        """What the process has said last."""
-        start = _TEXT + _word.size
-        return self._memory[start : start + self._num_bytes_said].decode(errors="replace")
+        pairs = zip(_counters_in(now), _counters_in(before), strict=True)
+        fetch, collate = (each.since(its) for each, its in pairs)
+        return fetch, collate
 
 
-def _counters_in(content: bytes, start: int = 0) -> tuple[int, list[TaskCounters]]:
-    """Return the epoch, and what the cells had counted."""
-    epoch, time_ns, *numbers = _tasks.unpack_from(content, start)
-    found, start = [], start + _tasks.size
+def _counters_in(content: bytes) -> Iterator[TaskCounters]:
+    """Yield what each cell had counted."""
+    _, time_ns, *numbers = _tasks.unpack_from(content)
     for cell in range(_NUM_CELLS):
+        start = _tasks.size + cell * _HISTOGRAM_BYTES
         histogram = array("q", content[start : start + _HISTOGRAM_BYTES])
-        of_cell = numbers[8 * cell : 8 * cell + 8]
-        found.append(TaskCounters._make((time_ns, *of_cell, tuple(histogram))))
-        start += _HISTOGRAM_BYTES
-    return epoch, found
+        yield TaskCounters._make((time_ns, *numbers[8 * cell : 8 * cell + 8], tuple(histogram)))
 
 
 def _arrived(duplicate: Any) -> Page:
@@ -187,6 +182,7 @@ def _arrived(duplicate: Any) -> Page:
     return page
 
 
+_MOST_TEXT = 60_000  # bytes of what is at work
 _FINISH_SECONDS = 5.0  # for the sample that is being fetched when the trainer is gone
 
 
@@ -205,7 +201,7 @@ def _guard(end: OwnedSocket, page: Page, activity: Activity) -> None:
     with suppress(OSError):
         while end.recv(64):
             with suppress(Exception):
-                page.say(_at_work(activity))
+                page.said.write(_at_work(activity).encode(errors="replace")[:_MOST_TEXT])
     # The main thread finds the wire closed as well, and ends the process after its sample. If that
     # does not return, the process ends here.
     sleep(_FINISH_SECONDS)

@@ -12,19 +12,20 @@ from __future__ import annotations
 
 import atexit
 import logging
-import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Sized
 from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
+from ....engine.channel import Channel
 from ....engine.failures import attach_note
 from ....engine.shared import LiveObjects
 from ....machine.starting import handlers_deferred
 from ...error_notes import describe_batch
 from ...rng.patches import install_for_copies
-from ..transfer_stage import Forwarder, most_regions
+from ..jobs import Failed
+from ..transfer_stage import most_regions
 from ..workers import JOIN_SECONDS, Workers
 from .hearing import Hearing, Incoming, Unpacking
 from .process import FINISH_SECONDS, context_of, forks, reap
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from ...checkpoint.user_state import WorkerState
     from ...rng.keys import StreamKey
     from ..backend import LoadSpec
-    from ..jobs import Epoch, Failed
+    from ..jobs import Epoch
     from ..transfer_stage import DeviceStage
 
 _logger = logging.getLogger("spdl_torch.data")
@@ -70,8 +71,8 @@ class Processes(Workers):
         context: Any = None,
     ) -> None:
         """``unpacking``: what is known of earlier epochs. ``context``: see ``context_of``."""
-        passed_on = stage or (Forwarder() if spec.finalize else None)
-        super().__init__(spec._replace(finalize=None, device_index=None), passed_on, placement)
+        super().__init__(spec._replace(finalize=None, device_index=None), stage, placement)
+        self.forwards = stage is not None or spec.finalize is not None
         # One bound for the slabs of all. They are locked only for a device stage, which knows when
         # the GPU has copied. Otherwise pin_memory() has to find pageable memory: it then copies
         # into pinned memory of its own, which torch does not reuse too early.
@@ -95,9 +96,8 @@ class Processes(Workers):
     ) -> tuple[ConsumerRing, Sized]:
         """Begin an epoch; see ``Workers``. From here on a thread unpacks the batches if that took
         the loop long in the last one: it would not do it while it waits for its device."""
-        if self.hearing.unpacking.is_long and self._stage is None:
-            self._stage = Forwarder()
-        if self._stage is not None:
+        self.forwards = self.forwards or self.hearing.unpacking.is_long
+        if self.forwards:
             self.look_seconds, self.hearing.is_the_loops = _LOOK_SECONDS, False
         return super().begin(key, workers, order)
 
@@ -147,26 +147,30 @@ class Processes(Workers):
         try:
             if forks(self._context):
                 with handlers_deferred():
-                    for child in children:
-                        child.start()
+                    _start_each(children)
             else:
-                done = threading.Lock()  # not an Event: Ctrl-C in its wait may leave its own held
-                done.acquire()
-                self._start_late(children, done.release)
-                done.acquire()
-                for child in children:
-                    if isinstance(child.fault, BaseException):
-                        raise child.fault
+                # Not an Event: Ctrl-C in its wait may leave its own lock held.
+                started = Channel[None](1)
+                self._start_late(children, partial(started.put, None))
+                started.get()
+            for child in children:
+                if isinstance(child.fault, BaseException):
+                    raise child.fault
         except BaseException:  # Ctrl-C too
             for child in children:
                 child.hang_up()
                 child.fault = None  # break the cycle: its traceback holds this frame
             raise
 
-    def _start_late(self, children: Sequence[WorkerProcess], then: Callable[[], None]) -> None:
+    def _start_late(self, children: Sequence[WorkerProcess], then: Callable[[], object]) -> None:
         """Start children on a thread of its own, which calls ``then`` in the end; those that could
         not be started say so."""
-        self._threads.spawn("starter", partial(_start_each, children, then))
+
+        def run() -> None:
+            _start_each(children)
+            then()
+
+        self._threads.spawn("starter", run)
 
     def _hear(self) -> None:
         """Read what the children have sent, the last log lines among it."""
@@ -195,8 +199,13 @@ class Processes(Workers):
             self._part()
         numbers = self.numbers_at_work() if self._spared else self._numbers
         if self._has_turns:
-            return hearing.children[numbers[job.worker % len(numbers)]].submit(job)
-        return self._idlest(numbers).submit(job)
+            child = hearing.children[numbers[job.worker % len(numbers)]]
+        else:
+            child = self._idlest(numbers)
+        error = child.submit(job)
+        if error is not None:
+            hearing.results.append((None, Failed(job.number, error), perf_counter_ns()))
+        return error
 
     def _idlest(self, numbers: Sequence[int]) -> WorkerProcess:
         """Return the child with the fewest jobs; of equals, whose turn it is.
@@ -219,10 +228,6 @@ class Processes(Workers):
         """Return the numbers of the children that are not spared; all if every one is."""
         self._spared = tuple(child for child in self._spared if not child.is_up)
         return [n for n in self._numbers if self.children[n] not in self._spared] or self._numbers
-
-    def answer(self, result: Failed) -> None:
-        """Let this be the result of a job; see ``Backend``."""
-        self.hearing.results.append((None, result, perf_counter_ns()))
 
     def _tend(self, epoch: Epoch) -> None:
         """Replace the children that have ended, and give a worker its slabs back."""
@@ -251,7 +256,7 @@ class Processes(Workers):
         children = [] if self._epoch is None else list(self.children.values())
         asked = [child for child in children if awaited in child.jobs] or children
         described = [child.at_work() for child in asked]
-        if self._stage is not None or not described:
+        if self.forwards or not described:
             described.append(super().at_work(awaited))  # this process's thread
         return "\n".join(filter(None, described))
 
@@ -434,14 +439,13 @@ class Processes(Workers):
         epoch.close()
 
 
-def _start_each(children: Sequence[WorkerProcess], then: Callable[[], None]) -> None:
+def _start_each(children: Sequence[WorkerProcess]) -> None:
+    """Start them, up to one that cannot be: it says why."""
     try:
         for child in children:
             child.start()
     except BaseException as error:
         child.fault, child.is_over = error, True
-    finally:
-        then()
 
 
 _live: LiveObjects[Processes] = LiveObjects()

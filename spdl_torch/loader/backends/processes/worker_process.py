@@ -85,7 +85,6 @@ class WorkerProcess:
         self.fault: Fatal | BaseException | None = None
         """The process's own last words; or why it could not be started, or what it sent not be
         received. None = it has neither."""
-        self._owner = os.getpid()
         self._process: ChildProcess | None = None
         ours, theirs = socket_pair()
         self.wire = Wire(ours)
@@ -221,9 +220,7 @@ class WorkerProcess:
                 break
             sleep(_LOOK_SECONDS / 10)
         tasks = self.page.tasks(self.epoch)
-        if tasks is None or not others:
-            return None
-        return Readings(*tasks, *pickle.loads(others))
+        return None if tasks is None or others is None else Readings(*tasks, *others)
 
     @property
     def has_recorded(self) -> bool:
@@ -240,14 +237,14 @@ class WorkerProcess:
     def at_work(self) -> str:
         """Ask what is at work in it, and return that. Any thread may ask, also in a signal's
         handler: nobody waits for another one."""
-        num_said, end = self.page.num_said, monotonic() + _ASK_SECONDS
+        num_said, end = self.page.said.turn, monotonic() + _ASK_SECONDS
         is_asked = self.is_up
         with suppress(OSError):  # it is gone, or was asked too often
             if is_asked:
                 self._guard.send(b"?", socket.MSG_DONTWAIT)
             while is_asked and not self.is_over and monotonic() < end:
-                if self.page.num_said != num_said:
-                    return self.page.said
+                if self.page.said.turn != num_said:
+                    return self.page.said.read().decode(errors="replace")
                 sleep(_LOOK_SECONDS)
         return (
             f"The worker process (pid {self.pid}) is being started, or did not answer within "
@@ -258,8 +255,6 @@ class WorkerProcess:
 
     def hang_up(self) -> None:
         """Tell the process to end, within 5 s. Never blocks; safe in a finalizer, on any thread."""
-        if os.getpid() != self._owner:
-            return
         self.is_hung_up = True
         self._guard.hang_up()
         self.wire.socket.hang_up()
@@ -324,6 +319,7 @@ class WorkerProcess:
         self._guard.close()
         if self._process is not None:
             self._process.forget()
+            self._process = None
 
     def close(self) -> None:
         """Hang up, and close this end."""
