@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import types
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -24,8 +23,10 @@ _logger = logging.getLogger("spdl_torch.data")
 TRANSFORM_NAMES = ("transform", "transforms", "target_transform")  # torchvision's convention
 
 
-def own_copy(dataset: Any, lock: RLock) -> Any:
-    """Copy the dataset object, and every dataset inside it, for one worker.
+def own_copies(dataset: Any, collate_fn: Any, init_fn: Any, lock: RLock) -> tuple[Any, Any, Any]:
+    """Copy the dataset object, and every dataset inside it, for one worker; return it, and the
+    worker's own functions: methods of a dataset are bound to its copy, and a ``collate_fn`` that
+    keeps a random generator is copied deeply.
 
     The copies are shallow: attributes that user code sets in a worker (a lazily opened file, a
     shard chosen in ``worker_init_fn``) stay in that worker, while lists of samples are shared.
@@ -38,30 +39,10 @@ def own_copy(dataset: Any, lock: RLock) -> Any:
     values, and the interpreter crashes in a later collection. The lock belongs to one pool, not to
     all loaders: a copy may itself use a loader.
     """
+    memo: dict[int, Any] = {}
     with lock:
-        return _copy_dataset(dataset, {})
-
-
-def own_function(
-    function: Callable[..., Any], dataset: Any, own: Any, lock: RLock
-) -> Callable[..., Any]:
-    """Return a worker's own ``collate_fn``: a method of the dataset is bound to the worker's copy,
-    and a function that keeps a random generator is copied deeply.
-    """
-    bound = rebound(function, dataset, own)
-    if bound is not function:
-        return bound
-    with lock:
-        if OwnedGenerators(function):
-            function = _deep_copy_or_share(function, {id(dataset): own})
-    return function
-
-
-def rebound(function: Callable[..., Any], dataset: Any, own: Any) -> Callable[..., Any]:
-    """Bind a method of ``dataset`` to the worker's copy ``own``; return others unchanged."""
-    if isinstance(function, types.MethodType) and function.__self__ is dataset:
-        return types.MethodType(function.__func__, own)
-    return function
+        own = _copy_dataset(dataset, memo)
+        return own, _own_attribute("", collate_fn, memo), _own_method(init_fn, memo) or init_fn
 
 
 def _attributes_of_copy(own: Any) -> dict[str, Any]:

@@ -18,21 +18,20 @@ from torch.utils.data._utils import worker as torch_worker
 from ...engine.timeline import Outcome
 from ...scopes import scope
 from ..error_notes import Reason, add_thread_note
-from ..fetching.batch_maker import BatchMaker
 from ..fetching.samples import maker_of
 from ..fetching.timing import record_parts
 from ..rng.owned import OwnedGenerators
 from ..rng.patches import install_functions, of_thread
 from ..rng.streams import SampleContexts, SampleStreams, borrowers_in
 from .activity import activities, begin_job
-from .dataset_copies import own_copy, own_function, rebound
+from .dataset_copies import own_copies
 from .jobs import Exhausted, Failed, Loaded, Result, SharedJob, result_of
 
 if TYPE_CHECKING:
     from ...engine.counters import TaskCell
     from ...engine.rings import Ring
     from ...locks import RLock
-    from ..fetching.batch_maker import BatchRecipe
+    from ..fetching.batch_maker import BatchMaker, BatchRecipe
     from ..fetching.samples import Samples
     from .activity import Activity
     from .backend import LoadSpec
@@ -60,6 +59,7 @@ class Worker:
         self._cells = cells
         self._copying = copying
         self._recipe = spec.recipe
+        self._init_fn = spec.worker_init_fn
         self._streams = SampleStreams(spec.base_seed, number)
         self._has_begun = False
         self._records_turns = True
@@ -86,11 +86,11 @@ class Worker:
 
     def _own_recipe(self) -> BatchRecipe:
         """Return the recipe with the worker's own dataset and functions."""
-        recipe, copying = self._recipe, self._copying
-        dataset, collate_fn = recipe.dataset, recipe.collate_fn
-        if copying is not None:
-            dataset = own_copy(dataset, copying)
-            collate_fn = own_function(collate_fn, recipe.dataset, dataset, copying)
+        recipe = self._recipe
+        dataset, collate_fn, init_fn = recipe.dataset, recipe.collate_fn, self._init_fn
+        if self._copying is not None:
+            parts = own_copies(dataset, collate_fn, init_fn, self._copying)
+            dataset, collate_fn, self._init_fn = parts
         if self._spec.per_sample:
             for each in borrowers_in(dataset):
                 each.sample_context = SampleContexts(self._streams)
@@ -101,9 +101,8 @@ class Worker:
         spec = self._spec
         if spec.device_index is not None:
             torch.accelerator.set_device_index(spec.device_index)
-        if spec.worker_init_fn is not None:
-            own = rebound(spec.worker_init_fn, spec.recipe.dataset, self._recipe.dataset)
-            own(self._number)
+        if self._init_fn is not None:
+            self._init_fn(self._number)
 
     @scope
     def _described_to_torch(self) -> Iterator[None]:

@@ -98,13 +98,11 @@ class SlabWriter:
         is_long = len(body) > _INLINE_BYTES
         if is_long:
             contents.append(np.frombuffer(body, np.uint8))
-        spans = self._placed(contents) if contents else []
+        blocks = tuple(self._placed(contents)) if contents else ()
         self._view, self._is_packed = None, True
-        blocks = tuple(spans[:-1] if is_long else spans)
-        content = spans[-1] if is_long else bytes(body)
         if not contents:
             self._leave()
-        slab = self.slab
+        slab, content = self.slab, b"" if is_long else bytes(body)
         if slab is None:
             return Packed(None, 0, content, blocks)
         return Packed(slab.number, 0 if slab.file is None else slab.size, content, blocks)
@@ -176,21 +174,13 @@ def _pickled(batch: Any) -> tuple[Any, list[Any]]:
 def unpack(loaded: Loaded, mappings: Mappings) -> Loaded:
     """Rebuild a batch in the trainer. Raises: what a class in the batch raises when rebuilt."""
     packed: Packed = loaded.batch
-    content: Any = packed.body
     if packed.slab is None:
-        return loaded._replace(batch=pickle.loads(content))
-    is_long = type(content) is tuple
-    owner = mappings.lend(packed.slab, sum(content if is_long else packed.blocks[-1]))
-    if is_long:
-        content = _part(owner, content)
-    parts = [_part(owner, span) for span in packed.blocks]
+        return loaded._replace(batch=pickle.loads(packed.body))
+    # An array of bytes is a buffer, though numpy's types hide it.
+    owner: Any = mappings.lend(packed.slab, sum(packed.blocks[-1]))
+    parts = [owner[offset : offset + size] for offset, size in packed.blocks]
+    content = packed.body or parts.pop()
     return loaded._replace(batch=pickle.loads(content, buffers=parts))
-
-
-def _part(owner: Any, span: Span) -> Any:
-    """Return a span as an array of bytes; an array is a buffer, though numpy's types hide it."""
-    offset, size = span
-    return owner[offset : offset + size]
 
 
 class TensorReducer(pickle.Pickler):

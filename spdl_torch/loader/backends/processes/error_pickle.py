@@ -18,6 +18,7 @@ import os
 import pickle
 import traceback
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -37,26 +38,13 @@ _MOST_LEVELS = 8  # of causes and of groups, together
 _MOST_TEXT = 500  # characters of an argument that is sent as text
 
 
-class _PackedClass(NamedTuple):
-    """An exception's class."""
-
-    base: bytes
-    """The pickle of the class or, if it is not found by its name (it was defined in a function), of
-    the first of its bases that is."""
-    module: str
-    name: str
-    """The qualified name."""
-    is_base: bool
-    """Whether ``base`` is the class itself. What a spawned worker calls ``__mp_main__`` has another
-    name here."""
-
-
 class PackedError(NamedTuple):
     """An exception in the form in which it is sent."""
 
     content: bytes | None
     """The pickle; None = there is none that gives the same exception."""
-    kind: _PackedClass
+    kind: bytes
+    """The pickle of its class."""
     text: str
     """The type and the text."""
     notes: tuple[str, ...]
@@ -169,30 +157,36 @@ def _shown(value: Any) -> str:
         return f"{type(value).__name__} object"
 
 
-def _packed_class(kind: type[BaseException]) -> _PackedClass:
+def _packed_class(kind: type[BaseException]) -> bytes:
+    """Pickle the class or, if it is not found by its name, what finds it by the first of its bases
+    that is."""
     for base in kind.__mro__:
         try:
             content = _checked(base)
         except Exception:
             continue  # defined in a function, or in a module that is no longer there
-        return _PackedClass(content, kind.__module__, kind.__qualname__, base is kind)
+        by_base = partial(_class_named, base, kind.__module__, kind.__qualname__)
+        return content if base is kind else pickle.dumps(by_base)
     raise AssertionError("guaranteed by BaseException, which is found by its name")
 
 
-def _class_of(packed: _PackedClass) -> type[BaseException]:
+def _class_of(packed: bytes) -> type[BaseException]:
+    found = pickle.loads(packed)
+    kind: type[BaseException] = found if isinstance(found, type) else found()
+    return kind
+
+
+def _class_named(base: type[BaseException], module: str, name: str) -> type[BaseException]:
     """Return the class; where this process does not have it, one of its name and its bases."""
-    base: type[BaseException] = pickle.loads(packed.base)
-    if packed.is_base:
-        return base
     found = [
         kind
         for kind in (base, *_subclasses_of(base))
-        if (kind.__module__, kind.__qualname__) == (packed.module, packed.name)
+        if (kind.__module__, kind.__qualname__) == (module, name)
     ]
     if found:
         return found[-1]  # a function that is called again defines another class; this is the last
-    names = {"__module__": packed.module, "__qualname__": packed.name}
-    return type(packed.name.rpartition(".")[2], (base,), names)
+    names = {"__module__": module, "__qualname__": name}
+    return type(name.rpartition(".")[2], (base,), names)
 
 
 def _subclasses_of(kind: type[BaseException]) -> Iterator[type[BaseException]]:

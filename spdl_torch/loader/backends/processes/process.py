@@ -16,7 +16,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack
 from multiprocessing import connection, process as processes, resource_tracker
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -190,7 +190,7 @@ def reap(seconds: float = 0.0) -> None:
 def start_child(
     context: BaseContext, target: Callable[..., None], arguments: tuple[Any, ...]
 ) -> ChildProcess:
-    """Start a process.
+    """Start a process. A signal's handler may not raise meanwhile.
 
     Raises: what pickle raises on an argument; RuntimeError: the fork server is another process's;
         OSError, EOFError: it could not be started.
@@ -201,23 +201,26 @@ def start_child(
     # Out of the set of all processes, which serves Python's own tests: what a handler raises in its
     # callbacks, which are written in Python, as the last reference to this one goes, would be lost.
     getattr(processes, "_dangling", set()).discard(process)
+    method = context.get_start_method()
     try:
-        with _held_for(context):
-            _start(process, context)
+        with ExitStack() as stack:
+            if method == "spawn":
+                resource_tracker.ensure_running()  # starting it below would unblock the signals
+            if method != "forkserver":
+                # A child that is spawned inherits the block until it handles the signals itself. A
+                # fork server, which may be started here, would pass it on to other code's children;
+                # one that a signal has killed is started again.
+                stack.enter_context(trainers_signals_held())
+            if method == "fork":
+                stack.enter_context(workers_at_rest())
+                stack.enter_context(_without_warning())
+            process.start()
     except ChildProcessError as error:
         raise RuntimeError(
             "DataLoader: multiprocessing's fork server belongs to the process from which "
             'this one was forked. Pass multiprocessing_context="spawn" here.'
         ) from error
-    return ChildProcess(process, is_served=context.get_start_method() == "forkserver")
-
-
-def _start(process: BaseProcess, context: BaseContext) -> None:
-    if context.get_start_method() != "fork":
-        process.start()
-        return
-    with workers_at_rest(), _without_warning():
-        process.start()
+    return ChildProcess(process, is_served=method == "forkserver")
 
 
 @scope
@@ -239,20 +242,6 @@ def _without_warning() -> Iterator[None]:
             for entry in tuple(each):
                 if getattr(entry[1], "pattern", None) == _FORK_WARNING:
                     each.remove(entry)
-
-
-def _held_for(context: BaseContext) -> Any:
-    """Return a context that blocks the trainer's signals while a process is started.
-
-    A child that is spawned inherits the block until it handles the signals itself. A fork server,
-    which may be started here, would pass the block on to other code's children, so nothing is
-    blocked for it; one that a signal has killed is started again.
-    """
-    if context.get_start_method() == "forkserver":
-        return nullcontext()
-    if context.get_start_method() == "spawn":
-        resource_tracker.ensure_running()  # starting it inside would unblock the signals
-    return trainers_signals_held()
 
 
 def _pidfd_of(pid: int) -> int | None:

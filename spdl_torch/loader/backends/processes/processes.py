@@ -238,7 +238,8 @@ class Processes(Workers):
             # The worker may need the freed slabs for the very batch that the loop waits for. (Of
             # several children each gets its own back with its next job, which is soon.)
             for child in self.children.values():
-                child.send_freed()
+                if any(freed := child.mappings.freed()):
+                    child.send(freed)
 
     def _look_after(self) -> None:
         """Replace the children that have ended, and hear those that were started late."""

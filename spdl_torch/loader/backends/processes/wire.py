@@ -273,8 +273,8 @@ class Packed(NamedTuple):
     """The number of its slab; None = it needs none."""
     size: int
     """The slab's size if the trainer has yet to map it, whose file comes with the message; or 0."""
-    body: bytes | Span
-    """The pickle, or where it lies in the slab."""
+    body: bytes
+    """The pickle; empty = it is the last block."""
     blocks: tuple[Span, ...]
     """The spans of the large tensors and arrays, in the pickle's order."""
 

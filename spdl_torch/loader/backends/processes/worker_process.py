@@ -160,11 +160,6 @@ class WorkerProcess:
         """Send a message, which one that has yet to be started finds then. Never waits."""
         self.wire.send(pickle.dumps(message, 5))
 
-    def send_freed(self) -> None:
-        """Send the slabs that have become free, if there are any."""
-        if any(freed := self.mappings.freed()):
-            self.send(freed)
-
     def restart(self, epoch: Epoch) -> None:
         """Begin another epoch: outstanding jobs are dropped."""
         self.epoch += 1
@@ -275,21 +270,22 @@ class WorkerProcess:
     @property
     def was_killed(self) -> bool:
         """Whether the process, now ended, could start and was not ended by this program itself."""
-        return self._could_start and not (self._is_this_programs_fault or self.is_hung_up)
+        return self._could_start and self._is_unasked
 
     @property
     def may_try_again(self) -> bool:
         """Whether another process may try: a signal for the trainer killed this one before it had
         handlers. (Signals that a forked one gets while it is being started wait for its own.)"""
-        is_new = not (self.is_up or self.is_hung_up or self._is_this_programs_fault)
-        may_be = self._process is None or self._process.may_be_a_trainers_signal
-        return is_new and may_be and self.num_lives < _MOST_LIVES
+        is_new = self._is_unasked and not self.is_up and self.num_lives < _MOST_LIVES
+        process = self._process
+        return is_new and process is not None and process.may_be_a_trainers_signal
 
     @property
-    def _is_this_programs_fault(self) -> bool:
-        """Whether the process, or this program, has ended it, and not a signal from elsewhere."""
+    def _is_unasked(self) -> bool:
+        """Whether a signal from elsewhere has ended it, and neither itself nor this program."""
         process = self._process
-        return self.fault is not None or (process is not None and process.was_terminated)
+        was_terminated = process is not None and process.was_terminated
+        return not (self.is_hung_up or self.fault is not None or was_terminated)
 
     @property
     def _could_start(self) -> bool:
@@ -326,9 +322,7 @@ class WorkerProcess:
         self.hang_up()
         self.wire.close()
         self._guard.close()
-        for each in (self._theirs or ())[:2]:
-            each.close()
-        self._theirs = None
+        self._theirs = None  # whose sockets are closed by that
 
     def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
         if hasattr(self, "_theirs") and not is_exiting():
