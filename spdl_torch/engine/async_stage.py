@@ -75,7 +75,7 @@ class AsyncStage(Stage):
 
     def _waits_ns(self) -> tuple[int, int]:
         """Return how long the coroutines waited for items, and for room, open waits included."""
-        now = self.thread_count.now_ns()
+        now = self.thread_count.watch.now_ns()
         waits = [worker.times.waits_ns(now) for worker in self._workers]
         return sum(in_ns for in_ns, _ in waits), sum(out_ns for _, out_ns in waits)
 

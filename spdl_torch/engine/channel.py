@@ -29,7 +29,7 @@ from typing import Any, Final, Generic, TypeVar
 from ..checks import whole
 from ..locks import RLock
 from ..machine.histogram import Histogram
-from .counters import QueueCounters
+from .counters import QueueCounters, Stopwatch
 
 T = TypeVar("T")
 Waiter = tuple[int | None, bool, threading.Lock]
@@ -189,9 +189,8 @@ class Channel(Generic[T]):
         """The numbers of the marks that were put: as many as there were epochs."""
         # Statistics. A call for each item would cost as much as all the rest, so they are written
         # where items come and go.
-        self._created_ns = self._empty_since_ns = perf_counter_ns()
-        self._empty_ns = 0
-        self._ended_ns: int | None = None
+        self._watch = Stopwatch().start()
+        self._empty_since_ns, self._empty_ns = self._watch.started_ns, 0
 
     def put(self, item: T) -> int:
         """Append ``item``; blocks while the channel is full. Returns the item's number, which
@@ -227,7 +226,7 @@ class Channel(Generic[T]):
         with self._lock:
             self._finished = True
             if not self._items:
-                self._stop_clock()
+                self._watch.stop()
             self._wake_everyone()
 
     def get(self, timeout: float | None = None) -> T:
@@ -248,7 +247,7 @@ class Channel(Generic[T]):
                 if not items:
                     self._empty_since_ns = perf_counter_ns()
                     if self._finished:
-                        self._stop_clock()
+                        self._watch.stop()
                         self._wake_everyone()
                 elif self._gets.waiters and not self._gets.is_woken:
                     self._wake(self._gets)
@@ -286,7 +285,7 @@ class Channel(Generic[T]):
         """Stop: every waiting and every later call raises ChannelClosed. Never blocks."""
         with self._lock:
             self.closed = True
-            self._stop_clock()
+            self._watch.stop()
             self._wake_everyone()
 
     def __len__(self) -> int:
@@ -306,10 +305,10 @@ class Channel(Generic[T]):
     def counters(self) -> QueueCounters:
         """Return everything counted so far, open waits and open empty time included."""
         with self._lock:
-            now = self._ended_ns or perf_counter_ns()
+            now = self._watch.now_ns()
             open_empty = now - self._empty_since_ns if self._empty_since_ns else 0
             return QueueCounters(
-                elapsed_ns=now - self._created_ns,
+                elapsed_ns=now - self._watch.started_ns,
                 num_put=self._num_put - len(self.mark_numbers),
                 num_got=self.num_got - self._num_marks_got(),
                 put_wait=self._puts.waits.read(),
@@ -319,9 +318,6 @@ class Channel(Generic[T]):
 
     def _num_marks_got(self) -> int:
         return bisect_left(self.mark_numbers, self.num_got)
-
-    def _stop_clock(self) -> None:
-        self._ended_ns = self._ended_ns or perf_counter_ns()
 
     # How to wait:
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import sub
 from time import perf_counter_ns, thread_time_ns
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from ..machine.histogram import NO_COUNTS, Histogram
 
@@ -49,6 +49,32 @@ class TaskCounters(NamedTuple):
         return TaskCounters._make((*numbers, _difference(self.histogram, before.histogram)))
 
 
+class Stopwatch:
+    """The time from a start to an end or, before that, to now. Any thread may read it."""
+
+    __slots__ = ("_ended_ns", "started_ns")
+
+    def __init__(self) -> None:
+        self.started_ns = self._ended_ns = 0  # 0 = not yet
+
+    def start(self) -> Self:
+        """Count from now on."""
+        self.started_ns = perf_counter_ns()
+        return self
+
+    def stop(self) -> None:
+        """Stand still; a second time has no effect."""
+        self._ended_ns = self._ended_ns or perf_counter_ns()
+
+    def now_ns(self) -> int:
+        """Return the time now, or that of the end."""
+        return self._ended_ns or perf_counter_ns()
+
+    def elapsed_ns(self) -> int:
+        """Return the time since the start; 0 before it."""
+        return max(0, self.now_ns() - self.started_ns) if self.started_ns else 0
+
+
 _NO_WAIT = (0, 0, NO_COUNTS)
 
 
@@ -86,26 +112,19 @@ class ThreadCount:
         self.count = self._first = count
         """The number of threads that the stage is to have now."""
         self._changes: list[tuple[int, int]] = []  # when, and by how many
-        self._ended_ns: int | None = None
+        self.watch = Stopwatch()
+        """Stops with the stage."""
 
     def change(self, count: int) -> None:
         """Set the number. One thread at a time may call this; any thread may read."""
         self._changes.append((perf_counter_ns(), count - self.count))
         self.count = count
 
-    def end(self) -> None:
-        """Stop the clock at the end of the stage."""
-        self._ended_ns = self.now_ns()
-
-    def now_ns(self) -> int:
-        """Return the time, or that of the end."""
-        return self._ended_ns or perf_counter_ns()
-
     def thread_ns(self, elapsed_ns: int) -> int:
         """Return the time that all threads had in the last ``elapsed_ns``, up to now or the end."""
         # A copy in one step: another thread may append a change meanwhile, and then set the count,
         # which is not read here.
-        changes, end_ns = tuple(self._changes), self.now_ns()
+        changes, end_ns = tuple(self._changes), self.watch.now_ns()
         return elapsed_ns * self._first + sum(
             delta * min(elapsed_ns, max(0, end_ns - when_ns)) for when_ns, delta in changes
         )

@@ -18,7 +18,7 @@ from operator import add
 from time import monotonic, perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any, Protocol
 
-from .counters import TaskCell, TaskCounters
+from .counters import Stopwatch, TaskCell, TaskCounters
 
 if TYPE_CHECKING:
     from .loop import AnyContext, LazyRunner
@@ -78,8 +78,8 @@ class TaskStatsHook(TaskHook):
         # Each thread that begins appends its cell, in one step; counters() goes through a copy.
         self._cells: list[TaskCell] = []
         self._of_thread = threading.local()
-        self._started_ns = perf_counter_ns()
-        self._ended_ns: int | None = None
+        self.watch = Stopwatch().start()
+        """Counts from the stage's start to its end."""
         self._last = TaskCounters()  # the reporter thread's alone
 
     async def interval_stats_callback(self, stats: TaskPerfStats) -> None:
@@ -116,7 +116,7 @@ class TaskStatsHook(TaskHook):
     def counters(self) -> TaskCounters:
         """Return everything counted so far, over all threads."""
         cells = tuple(self._cells)
-        elapsed_ns = (self._ended_ns or perf_counter_ns()) - self._started_ns
+        elapsed_ns = self.watch.elapsed_ns()
         if not cells:
             return TaskCounters(elapsed_ns)
         numbers = map(sum, zip(*(cell.numbers() for cell in cells), strict=True))
@@ -124,14 +124,6 @@ class TaskStatsHook(TaskHook):
         for other in others:
             histogram = tuple(map(add, histogram, other))
         return TaskCounters._make((elapsed_ns, *numbers, histogram))
-
-    def start(self) -> None:
-        """Start the clock with the stage. Called by the engine."""
-        self._started_ns = perf_counter_ns()
-
-    def end(self) -> None:
-        """Stop the clock at the end of the stage. Called by the engine."""
-        self._ended_ns = self._ended_ns or perf_counter_ns()
 
     @property
     def is_heard(self) -> bool:

@@ -8,6 +8,7 @@ and the scopes of anyio ask for that.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, suppress
@@ -52,8 +53,10 @@ class LoopThread:
     It begins before the first of these, and ends when the source and all stages have ended.
     """
 
-    def __init__(self, threads: ThreadGroup) -> None:
+    def __init__(self, threads: ThreadGroup, *, num_users: int) -> None:
+        """``num_users``: how many parts of the run leave it."""
         self._threads = threads
+        self._users = deque(range(num_users))  # as many; popped in one step by any thread
         self._loop: Future[asyncio.AbstractEventLoop] = Future()
         self._end = asyncio.Event()  # set on the loop alone
         self._cpu_ns = 0
@@ -65,6 +68,12 @@ class LoopThread:
             self._has_begun = True
             self._threads.spawn(LOOP_NAME, self._run)
         self._loop.result()
+
+    def leave(self) -> None:
+        """Note that a part of the run needs it no longer; the last one ends it. Never blocks."""
+        self._users.pop()
+        if not self._users:
+            self.end()
 
     def end(self) -> None:
         """End: nobody needs it any more. Never blocks."""

@@ -60,9 +60,9 @@ class FlightRecorder:
         self._queues: dict[int, QueueTrack] = {}
         self._instants: list[Instant] = []  # any thread adds, or copies it in one step
         self._complete: Callable[[Timeline], Timeline] | None = None
-        with _process.lock:
-            _process.live.add(self)
-            for session in _process.sessions:
+        with _lock:
+            _live.add(self)
+            for session in _sessions:
                 session.recorders.append(self)
 
     # Called by the run, on its threads:
@@ -128,15 +128,17 @@ class FlightRecorder:
         self, kind: type[_AnyRing], stage: str, stage_number: int, replica: int, role: Role
     ) -> _AnyRing:
         # Even with recording off there is a ring, so that no writer has to check.
-        capacity = _process.capacity if self.enabled else 1
-        ring = kind(capacity, self._shortest_ns)
+        capacity = _SESSION_CAPACITY if _sessions else CAPACITY
+        ring = kind(capacity if self.enabled else 1, self._shortest_ns)
         # No lock: readers on other threads copy the list in one step.
         self._rows.append((stage, stage_number, replica, role, ring))
         return ring
 
     @property
     def _shortest_ns(self) -> int:
-        return _process.shortest_ns if self.enabled else _NEVER_NS
+        if not self.enabled:
+            return _NEVER_NS
+        return min([_SHORTEST_NS["batch"], *(each.shortest_ns for each in _sessions.copy())])
 
 
 class SharedRecorder(FlightRecorder):
@@ -152,28 +154,11 @@ class SharedRecorder(FlightRecorder):
         return self._ring
 
 
-class _Process:
-    """The sessions, and every recorder that is alive."""
-
-    def __init__(self) -> None:
-        # Guards the two below. Re-entrant: a garbage collection on a thread that holds it may run a
-        # finalizer that takes it too.
-        self.lock = RLock()
-        self.live: LiveObjects[FlightRecorder] = LiveObjects()
-        self.sessions: list[RecordingSession] = []
-
-    @property
-    def shortest_ns(self) -> int:
-        """The length of the shortest turn that any session asked for."""
-        lengths = [each.shortest_ns for each in tuple(self.sessions)]
-        return min([_SHORTEST_NS["batch"], *lengths])
-
-    @property
-    def capacity(self) -> int:
-        return _SESSION_CAPACITY if self.sessions else CAPACITY
-
-
-_process = _Process()
+_live: LiveObjects[FlightRecorder] = LiveObjects()
+_sessions: list[RecordingSession] = []
+# Guards these two. Re-entrant: a garbage collection on a thread that holds it may run a finalizer
+# that takes it too.
+_lock = RLock()
 _numbers = SharedCounter(1)
 
 
@@ -184,8 +169,8 @@ def new_pipeline_number() -> int:
 
 def live_recorders() -> list[FlightRecorder]:
     """Return the recorders of all runs that somebody still holds."""
-    with _process.lock:
-        return sorted(_process.live.now(), key=lambda recorder: recorder.number)
+    with _lock:
+        return sorted(_live.now(), key=lambda recorder: recorder.number)
 
 
 def _collections_since(begin_ns: int) -> list[Instant]:
@@ -206,15 +191,15 @@ class RecordingSession:
     def __init__(self, level: Level) -> None:
         self.shortest_ns = _SHORTEST_NS[level]
         self.began_ns = perf_counter_ns()
-        with _process.lock:
+        with _lock:
             self.recorders = live_recorders()
-            _process.sessions.append(self)
+            _sessions.append(self)
             _follow_sessions()
 
     def end(self) -> list[FlightRecorder]:
         """Restore the other sessions' level; return the recorders of all runs since the start."""
-        with _process.lock:
-            _process.sessions.remove(self)
+        with _lock:
+            _sessions.remove(self)
             _follow_sessions()
         return self.recorders
 
@@ -227,4 +212,7 @@ def _follow_sessions() -> None:
 @in_forked_child
 def _forget_parent() -> None:
     """Start anew in a forked child, which has the parent's recorders and none of its threads."""
-    _process.__init__()  # type: ignore[misc]  # as if made anew
+    global _lock
+    _lock = RLock()
+    _live.clear()
+    _sessions.clear()

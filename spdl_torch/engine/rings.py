@@ -177,10 +177,7 @@ class ConsumerRing(Ring):
         """Note that the consumer asks for an item of ``before``: its last step has ended."""
         now = perf_counter_ns()
         if self._got_ns:
-            asked = self._asked_ns
-            if now - asked >= self.shortest_ns:
-                self.add((asked, self._got_ns, now, now, -1), self._number, -1, before, None)
-            self._got_ns = 0
+            self._end_turn(now, before)
         elif self._asked_ns:
             return  # asked before, and timed out
         else:
@@ -198,12 +195,17 @@ class ConsumerRing(Ring):
     def end(self) -> None:
         """Note that no more items will come."""
         now = perf_counter_ns()
-        if self._got_ns and now - self._asked_ns >= self.shortest_ns:
-            times = self._asked_ns, self._got_ns, now, now, -1
-            self.add(times, self._number, -1, None, None)
-        if self._asked_ns and not self._got_ns:
+        if self._got_ns:
+            self._end_turn(now, None)
+        elif self._asked_ns:
             self._waits = self._waits[0] + now - self._asked_ns, 0
-        self._asked_ns = self._got_ns = 0
+        self._asked_ns = 0
+
+    def _end_turn(self, now: int, before: Sized | None) -> None:
+        if now - self._asked_ns >= self.shortest_ns:
+            times = self._asked_ns, self._got_ns, now, now, -1
+            self.add(times, self._number, -1, before, None)
+        self._got_ns = 0
 
     @property
     def waited_ns(self) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import enum
 import logging
 from functools import partial
-from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from ..checks import check_whole
@@ -21,6 +20,7 @@ from ..machine.probes import join_probing
 from ..machine.readings import Probing
 from .async_stage import AsyncStage
 from .channel import EPOCH_END, Channel, ChannelClosed, EndOfChannel, WaitIsOver, warn_when_stalled
+from .counters import Stopwatch
 from .definition import BURST_BUFFER_SIZE, default_buffer_size
 from .grouping import AggregatorStage, ListStage
 from .hooks import Reporter, Reports, StageInfo, TaskStatsHook, check_interval
@@ -87,12 +87,9 @@ class Run:
         self.spec = spec
         self.options = options
         self.recorder = recorder
-        self.is_adjustable = options.tuner is not None
         self._threads = ThreadGroup(self.request_stop)
-        self.loop = LoopThread(self._threads)
-        self._num_parts = 1 + len(spec.pipes)  # that have not ended
-        self._started_ns = 0
-        self._ended_ns: int | None = None
+        self.loop = LoopThread(self._threads, num_users=1 + len(spec.pipes))
+        self._watch = Stopwatch()
         self._probing = Probing()
 
         interval = check_interval(options.report_stats_interval, "build: report_stats_interval")
@@ -116,7 +113,7 @@ class Run:
             return None
         on_threads = (each for each in self.spec.pipes if each.executor is None)
         most_tasks = sum(stage.concurrency for stage in on_threads if not stage.is_async)
-        if num_threads >= most_tasks and not self.is_adjustable:
+        if num_threads >= most_tasks and self.options.tuner is None:
             return None
         # A channel, not a semaphore: a stop closes it, which ends the waits of all workers at once.
         task_limit: Channel[None] = Channel(num_threads)
@@ -177,7 +174,7 @@ class Run:
             self.state = RunState.RUNNING
         if self.recorder.enabled:
             self._probing.begin()
-        self._started_ns = perf_counter_ns()
+        self._watch.start()
         parts: list[Source | Stage] = [self.source, *self.stages]
         # A list: Ctrl-C as a generator that is not used up goes would be lost.
         if [stage for stage in self.stages if stage.spec.is_async]:
@@ -260,15 +257,6 @@ class Run:
     def source_has_ended(self) -> None:
         """Note that the data has ended: what is left is in flight. Never blocks."""
         self._go_on_to(RunState.DRAINING)
-        self.part_has_ended()
-
-    def part_has_ended(self) -> None:
-        """Note that the source or a stage needs the loop no longer. Never blocks."""
-        with self._lock:
-            self._num_parts -= 1
-            is_last = not self._num_parts
-        if is_last:
-            self.loop.end()
 
     def request_stop(self) -> None:
         """End every wait. Never blocks; may be called from any thread, also by a finalizer."""
@@ -276,7 +264,7 @@ class Run:
             return  # a forked child has no threads, and perhaps locks that nobody will release
         if not self._go_on_to(RunState.STOPPING):
             return
-        self._stop_clock()
+        self._watch.stop()
         # Without the lock: a finalizer that runs on a thread inside a channel holds that channel's
         # lock while it waits here for the run's.
         self._consumer.end()
@@ -326,7 +314,7 @@ class Run:
         """Close a run whose data has ended or that was stopped: its threads end or have ended."""
         if not self._go_on_to(RunState.DRAINING):
             return
-        self._stop_clock()
+        self._watch.stop()
         self._consumer.end()
         self._reporter.request_stop()
         self.source.request_stop()
@@ -345,9 +333,6 @@ class Run:
             if _IN_ORDER.index(state) > _IN_ORDER.index(self.state):
                 self.state = state
             return True
-
-    def _stop_clock(self) -> None:
-        self._ended_ns = self._ended_ns or perf_counter_ns()
 
     def _join_workers(self, timeout: float | None = None) -> bool:
         """Join all threads but the source's. The loop's ends with those that need it, unless Ctrl-C
@@ -420,10 +405,9 @@ class Run:
 
     def snapshot(self) -> PipelineStats:
         """Return the statistics from the start to now, or to the end; open waits included."""
-        now = self._ended_ns or perf_counter_ns()
-        elapsed_ns = max(0, now - self._started_ns) if self._started_ns else 0
         waited_ns = self.outlet.counters().get_wait[0]
-        return PipelineStats(elapsed_ns, waited_ns, tuple(stage.stats() for stage in self.stages))
+        stages = tuple(stage.stats() for stage in self.stages)
+        return PipelineStats(self._watch.elapsed_ns(), waited_ns, stages)
 
     @property
     def num_lost(self) -> int:

@@ -72,6 +72,7 @@ class Source:
                 self._run.fail("a queue's stage_hook raised", [error])
             queue.finish()
             self._run.source_has_ended()
+            self._run.loop.leave()
 
     def _pass_on(self, runner: LazyRunner) -> None:
         source, epoch = self.spec.source, _epoch_of(self.spec.source)

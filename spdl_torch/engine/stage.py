@@ -115,7 +115,8 @@ class Stage:
         self._op = spec.op
         self._calls = ExecutorCalls(lambda: outlet.closed)
         # One thread keeps the order by itself, as long as it stays the only one.
-        has_peers = spec.concurrency > 1 or (run.is_adjustable and spec.is_adjustable)
+        is_tuned = run.options.tuner is not None and spec.is_adjustable
+        has_peers = spec.concurrency > 1 or is_tuned
         kind = AsDone
         if has_peers and spec.output_order == "input":
             kind = InOrder
@@ -248,7 +249,7 @@ class Stage:
             is_last = not self._num_present
         if not is_last:
             return
-        self.thread_count.end()
+        self.thread_count.watch.stop()
         try:
             if self.budget.overdrawn_at_end(self.num_tasks):
                 self._overdraw()
@@ -259,7 +260,7 @@ class Stage:
             if self.cut_short:  # nobody takes any more: no thread before it may wait for room
                 self.inlet.close()
             self.outlet.finish()
-            self._run.part_has_ended()
+            self._run.loop.leave()
 
     def _overdraw(self) -> None:
         self._run.fail(self.budget.message(self.num_tasks), self.budget.errors)
@@ -352,7 +353,7 @@ class Stage:
     def _take(self, worker: Worker) -> Callable[[], tuple[int, Any]]:
         """Return the call that takes an item, with its number. Raises: EndOfChannel, StopIteration:
         the worker ends."""
-        if self._run.spec.src.continuous or self._run.is_adjustable:
+        if self._run.spec.src.continuous or self._run.options.tuner is not None:
             return self._items(worker).__next__
         return self.inlet.get_numbered
 

@@ -137,7 +137,7 @@ class StageHooks:
                 self._enter(queue.stage_hook())
         for hook in self._hooks:
             if isinstance(hook, TaskStatsHook):
-                hook.start()
+                hook.watch.start()
             self._enter(hook.stage_hook())
 
     def _enter(self, context: AnyContext) -> None:
@@ -151,7 +151,7 @@ class StageHooks:
             self._entered.close()
         finally:
             for recorder in self.recorders:
-                recorder.end()
+                recorder.watch.stop()
 
     def share(self, cell: TaskCell) -> None:
         """Let the recorders count what a thread writes into its cell."""

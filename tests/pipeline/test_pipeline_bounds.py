@@ -298,6 +298,6 @@ def test_shares_are_of_the_time_that_threads_were_there(monkeypatch):
     count.change(6)
     now = 15
     assert (count.thread_ns(15), count.thread_ns(5), count.thread_ns(6)) == (50, 30, 32)
-    count.end()
+    count.watch.stop()
     now = 1000
     assert count.thread_ns(15) == 50

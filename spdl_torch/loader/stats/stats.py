@@ -181,7 +181,7 @@ class InlineStats(EpochStats):
     def end(self) -> None:
         """Stop the epoch's clock."""
         for stage in filter(None, (self.counts.fetch, self.counts.collate, self._transfer)):
-            stage.end()
+            stage.watch.stop()
         self.consumer.end()
         self._at_end = self._at_end or self._now()
 
