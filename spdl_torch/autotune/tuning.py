@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Set
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -242,3 +242,36 @@ class _Session:
 
     def set_count(self, name: str, count: int) -> None:
         self._run.set_concurrency(name, count)
+
+
+_NUMBER_BYTES = 8  # as a tensor: int64 or float64
+
+
+def nbytes_of(element: Any) -> int | None:
+    """Return the bytes of tensors, arrays, buffers, strings and numbers in nested containers and
+    dataclasses; None = there is something else among them.
+    """
+    try:
+        return nbytes_in(element)
+    except (TypeError, RecursionError):
+        return None
+
+
+def nbytes_in(element: Any) -> int:
+    """Do the same. Raises: TypeError: there is something else among them."""
+    if element is None:
+        return 0
+    if isinstance(element, int | float | complex):
+        return _NUMBER_BYTES
+    if isinstance(element, str | bytes | bytearray):
+        return len(element)
+    nbytes = getattr(element, "nbytes", None)  # tensors, arrays, NumPy scalars, memoryviews
+    if isinstance(nbytes, int):
+        return nbytes
+    if isinstance(element, Mapping):
+        element = element.values()
+    elif is_dataclass(element):
+        element = [getattr(element, each.name) for each in fields(element)]
+    elif not isinstance(element, Sequence | Set):
+        raise TypeError(f"the size of a {type(element).__name__} is not known")
+    return sum(map(nbytes_in, element))

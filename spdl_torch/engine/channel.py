@@ -129,17 +129,15 @@ class WaitTime:
         return self.closed_ns + open_ns, self._num_open, self._histogram.counts()
 
 
-class Side:
+class Side(WaitTime):
     """Those who wait at a channel to do one thing. The channel's lock is held."""
 
-    __slots__ = ("is_woken", "waiters", "waits")
-
     def __init__(self) -> None:
+        super().__init__()
         self.waiters: deque[Waiter] = deque()
         self.is_woken = False
         """One woken thread at a time: it wakes the next one if there is still something for it.
         Waking a thread for each item would, on cheap ops, wake most of them for nothing."""
-        self.waits = WaitTime()
 
     def wake_all(self) -> None:
         """Wake all, to look for themselves; those that find nothing wait again."""
@@ -311,8 +309,8 @@ class Channel(Generic[T]):
                 elapsed_ns=now - self._watch.started_ns,
                 num_put=self._num_put - len(self.mark_numbers),
                 num_got=self.num_got - self._num_marks_got(),
-                put_wait=self._puts.waits.read(),
-                get_wait=self._gets.waits.read(),
+                put_wait=self._puts.read(),
+                get_wait=self._gets.read(),
                 empty_ns=self._empty_ns + max(0, open_empty),
             )
 
@@ -371,7 +369,7 @@ class Channel(Generic[T]):
                     result = attempt()
                     if result is not _NOTHING:
                         if started_ns:
-                            side.waits.end(started_ns)
+                            side.end(started_ns)
                         return result
                     # The race with a close() by a finalizer on this thread, which the lock does not
                     # keep out: enlist first, look second. Then close() either finds the waiter or
@@ -382,7 +380,7 @@ class Channel(Generic[T]):
                     # Woken for room that a smaller burst has taken back: another put may fit.
                     if started_ns and side is self._puts:
                         self._wake(side)
-                    started_ns = started_ns or side.waits.begin()
+                    started_ns = started_ns or side.begin()
                 if deadline is None:
                     wait_for(waiter[2])
                 else:
@@ -400,7 +398,7 @@ class Channel(Generic[T]):
         """
         with self._lock:
             if started_ns:
-                side.waits.end(started_ns)
+                side.end(started_ns)
             if waiter in side.waiters:
                 side.waiters.remove(waiter)
             else:

@@ -157,7 +157,7 @@ class Run:
         self.source = Source(self)
         for number, (stage, info) in enumerate(zip(spec.pipes, infos[1:-1], strict=True), 1):
             kind = _STAGES.get(stage.kind, Stage)
-            self.stages.append(kind(self, number, info, make_hooks(info)))
+            self.stages.append(kind(self, number, make_hooks(info)))
         self._consumer = recorder.new_consumer_ring(len(self.queues))
         self.queues.append(sink)
 

@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..locks import RLock
 from .channel import EPOCH_END, ChannelClosed, EndOfChannel, Mark
-from .counters import LONG_NS, TaskCell, ThreadCount
+from .counters import LONG_NS, TaskCell, TaskCounters, ThreadCount
 from .failures import FailureBudget, as_exception, attach_note, describe, renew_note
-from .hooks import TaskStatsHook
 from .loop import LazyRunner
 from .ops import (
     EXHAUSTED,
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from .channel import Channel
-    from .hooks import StageInfo, TaskHook
+    from .hooks import TaskHook
     from .rings import Ring
     from .run import Run
     from .stage_hooks import StatsQueue
@@ -66,7 +65,7 @@ class Worker:
         self.taken = -1
         """The number of the item in its hands."""
         self.is_leaving = False
-        """Whether it ends because there are too many: another one may have its number."""
+        """Whether its thread ends because there are too many: another one may have it."""
         # Of a generator: how long it waited while outputs were passed on; the number of the last.
         self.waited_ns, self.output = 0, -1
         # Of a coroutine.
@@ -101,10 +100,9 @@ class Stage:
     that an executor has not begun is withdrawn.
     """
 
-    def __init__(self, run: Run, number: int, info: StageInfo, hooks: list[TaskHook]) -> None:
+    def __init__(self, run: Run, number: int, hooks: list[TaskHook]) -> None:
         """``number``: of the stage; 0 is the source."""
         self.spec = spec = run.spec.pipes[number - 1]
-        self.info = info
         self.inlet, self.outlet = inlet, outlet = run.queues[number - 1 : number + 1]
         self.hooks = StageHooks(hooks, run.loop)
         limit = run.options.max_failures if spec.max_failures is None else spec.max_failures
@@ -130,7 +128,7 @@ class Stage:
         # wait.
         self._lock = RLock()
         self._num_present = 0
-        self._workers: list[Worker] = []  # the last one of each number
+        self._workers: list[Worker] = []
 
     # Called by the run:
 
@@ -189,8 +187,8 @@ class Stage:
 
     def stats(self) -> StageStats:
         """Return the statistics since the start, open waits included."""
-        recorder = next(iter(self.hooks.recorders), None) or TaskStatsHook(self.info)
-        tasks = recorder.counters()
+        recorders = self.hooks.recorders
+        tasks = recorders[0].counters() if recorders else TaskCounters()
         in_ns, out_ns = self._waits_ns()
         return StageStats.of(
             self.spec.name,
@@ -214,10 +212,9 @@ class Stage:
         return f"{self.spec.name}-{worker.number}", target
 
     def _new_worker(self, number: int) -> Worker:
-        if number < len(self._workers):  # in the place of one that leaves
-            before = self._workers[number]
-            worker = self._workers[number] = Worker(number, before.ring, before.cell)
-            return worker
+        if number < len(self._workers):  # of one that leaves, which uses nothing of it any more
+            self._workers[number].is_leaving = False
+            return self._workers[number]
         cell = TaskCell()
         self.hooks.share(cell)
         ring = self._run.recorder.new_ring(self.spec.name, self._number, number)

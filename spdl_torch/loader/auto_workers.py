@@ -7,8 +7,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from ..autotune.estimate import nbytes_of
-from ..autotune.tuning import PARTS
+from ..autotune.tuning import PARTS, nbytes_of
 from ..autotune.workers import AutoWorkers
 from ..engine.statistics import PipelineStats, StageStats
 

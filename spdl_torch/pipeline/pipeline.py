@@ -46,7 +46,6 @@ class Pipeline(Generic[T]):
         recorder: FlightRecorder | None = None,
     ) -> None:
         options = options or BuildOptions()
-        self._stats, self._tuner = options.stats, options.tuner
         recorder = recorder or FlightRecorder("Pipeline", enabled=options.stats)
         self._run = Run(spec, options, recorder)
         # The run knows nothing of this object, so its threads do not keep it alive; they keep the
@@ -143,7 +142,7 @@ class Pipeline(Generic[T]):
     @property
     def decisions(self) -> list[Any]:
         """The changes made so far by the tuner, and why; at most the last 1000."""
-        return list(getattr(self._tuner, "decisions", ()))
+        return list(getattr(self._run.options.tuner, "decisions", ()))
 
     def timeline(self) -> Timeline:
         """Return what every thread did in the last seconds; see ``observe.trace.tracing``."""
