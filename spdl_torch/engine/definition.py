@@ -278,7 +278,7 @@ def Aggregate(input: int | Aggregator, /, *, drop_last: bool = False) -> StageSp
 
     drop_last: leave out an incomplete last list. ``sizes 4,4,2 drop_last=True -> 4,4``.
     """
-    if isinstance(input, Collate):
+    if type(input) is Collate:  # a subclass may combine the items in another way
         input = input.n
     if isinstance(input, Aggregator):
         return StageSpec(

@@ -257,9 +257,16 @@ def test_definitions_are_what_a_builder_collects():
     assert list(build_pipeline(nested)) == [1, 2, 3, 4]
 
 
+class Summed(Collate):
+    def flush(self):
+        items = super().flush()
+        return items and sum(items)
+
+
 def test_collate_is_aggregate():
     """SPDL's class for it, also as an aggregator of its own."""
     assert Aggregate(Collate(3)) == Aggregate(3)
     collate = Collate(2)
     assert [collate.accumulate(n) for n in range(3)] == [None, [0, 1], None]
     assert (collate.flush(), collate.flush()) == ([2], None)
+    assert list(build_pipeline(config_of(range(5), Aggregate(Summed(2))))) == [1, 5, 4]
