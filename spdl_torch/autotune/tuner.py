@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Generator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -157,72 +157,80 @@ class Decision:
 _Change = tuple[str, int]
 """A stage and its new concurrency."""
 
+_Steps = Generator[_Change | None, Window, Window]
+"""Yields changes, each for a window that was taken after the change before; ends with the last."""
+
 
 class Tuner:
     """Give it window after window by :meth:`step`; it never changes more than ``bounds`` allow."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
-        # The stage that has got more threads, the window before, and those since.
-        self._trial: tuple[str, Window, list[Window]] | None = None
-        self._decisions: list[Decision] = []  # of the present step
-        self._begin()
-
-    def _begin(self) -> None:
-        """Forget what was tried."""
-        self._frozen: dict[str, str] = {}  # stage -> why more threads there gain nothing
-        self._num_alike = 0
-        self._resting: tuple[Window, str] | None = None  # since when, and why
-
-    @property
-    def is_settled(self) -> bool:
+        self.is_settled = False
         """Whether nothing is left to gain; the tuner then watches for changes."""
-        return self._resting is not None
+        self._decisions: list[Decision] = []  # of the present step
+        self._steps = self._tune()
+        next(self._steps)
 
     def step(self, window: Window) -> tuple[_Change | None, list[Decision]]:
         """Return what to do after a window without a change: a stage and its new concurrency, or
         None; and the decisions about earlier steps, or the reason why there is no step."""
         self._decisions = []
-        change: _Change | None = None
-        if window.num_items:
-            if self._trial is not None:
-                change = self._judge(*self._trial, window)
-            elif self._resting is not None:
-                change = self._rest(*self._resting, window)
-            else:
-                change = self._propose(window)
+        change = self._steps.send(window) if window.num_items else None
         return change, self._decisions
 
-    def _propose(self, window: Window) -> _Change | None:
-        bottleneck, why = self._bottleneck(window)
-        if bottleneck:
-            count, why = self._more_threads(window, bottleneck)
-            if not why:
-                self._num_alike = 0
-                self._trial = bottleneck, window, []
-                return bottleneck, count
-            self._frozen[bottleneck] = why
-        self._num_alike += 1
-        # Stages that are left alone stay so; how busy the others are may be chance.
-        if why in ("consumer", "source") and self._num_alike < _ALIKE_WINDOWS:
-            return None
-        self._num_alike = 0
-        self._resting = window, why
-        self._decide_nothing(window, window.rate, why)
-        return None
+    def _tune(self) -> _Steps:
+        window = yield None
+        while True:
+            window, reason = yield from self._search(window)
+            self._decide_nothing(window, window.rate, reason)
+            self.is_settled = True
+            before, window = window, (yield from self._rest(window, reason))
+            self.is_settled = False
+            self._decide_nothing(window, before.rate, "drift")
 
-    def _bottleneck(self, window: Window) -> tuple[str, str]:
-        """Return the stage that holds the others back and may get threads; or "", and why none."""
-        if window.stats.consumer_wait_ratio <= INPUT_BOUND:
-            return "", "consumer"
-        busiest = window.busiest
-        if busiest is None or _busy_ratio(busiest) < _BUSY:
-            return "", "source"
-        # Where it is not frozen, its concurrency is not ours to change.
-        why = self._frozen.get(busiest.name, "max")
-        busy = {n: _busy_ratio(s) for n, s in window.free.items() if n not in self._frozen}
-        slowest = max(busy, key=lambda name: busy[name], default="")
-        return (slowest if slowest and busy[slowest] >= _BUSY else ""), why
+    def _search(self, window: Window) -> Generator[_Change | None, Window, tuple[Window, str]]:
+        """Take steps until nothing is left to gain; return the last window, and why."""
+        frozen: dict[str, str] = {}  # stage -> why more threads there gain nothing
+        num_alike = 0
+        while True:
+            bottleneck, why = _bottleneck(window, frozen)
+            if bottleneck:
+                count, why = self._more_threads(window, bottleneck)
+                if not why:
+                    num_alike = 0
+                    window = yield from self._try(bottleneck, count, window, frozen)
+                    continue
+                frozen[bottleneck] = why
+            num_alike += 1
+            # Stages that are left alone stay so; how busy the others are may be chance.
+            if why not in ("consumer", "source") or num_alike >= _ALIKE_WINDOWS:
+                return window, why
+            window = yield None
+
+    def _try(self, name: str, count: int, before: Window, frozen: dict[str, str]) -> _Steps:
+        """Give a stage more threads; take them back, and freeze it, unless that gains."""
+        after = window = yield name, count
+        for _ in range(_EXTRA_WINDOWS):
+            gain, need = _gain_of(before, after)
+            if not _LEAST_GAIN <= gain < need:
+                break
+            window = yield None  # it may have gained: look longer
+            after = after.and_then(window)
+        gain, need = _gain_of(before, after)
+        fewer, more = before.free[name].concurrency, after.free[name].concurrency
+        used, limit = after.memory_bytes or 0, self.bounds.memory_bytes
+        rates = before.rate, after.rate
+        if limit is not None and used > limit:
+            reason = "memory"
+        elif gain >= need:
+            self._decisions.append(Decision(name, fewer, more, *rates, "gained"))
+            return window
+        else:
+            reason = "noise" if gain >= _LEAST_GAIN else _cause_of(after, name)
+        frozen[name] = reason
+        self._decisions.append(Decision(name, more, fewer, *rates, reason))
+        return (yield name, fewer)
 
     def _more_threads(self, window: Window, name: str) -> tuple[int, str]:
         """Return the stage's threads after a step; and why there is none: ``max``, ``cpu``,
@@ -237,30 +245,17 @@ class Tuner:
             return 0, "max" if most >= bounds.threads else "memory"
         return min(math.ceil(_STEP * count), count + room), ""
 
-    def _judge(
-        self, name: str, before: Window, windows: list[Window], window: Window
-    ) -> _Change | None:
-        """Keep the threads that a stage has got, and look for the next step, or take them back."""
-        windows.append(window)
-        after = reduce(Window.and_then, windows)
-        gain, noise = after.rate / before.rate - 1, math.hypot(before.noise, after.noise)
-        need = max(_LEAST_GAIN, 2 * noise)
-        if _LEAST_GAIN <= gain < need and len(windows) <= _EXTRA_WINDOWS:
-            return None  # it may have gained: look longer
-        self._trial = None
-        fewer, more = before.free[name].concurrency, after.free[name].concurrency
-        used, limit = after.memory_bytes or 0, self.bounds.memory_bytes
-        rates = before.rate, after.rate
-        if limit is not None and used > limit:
-            reason = "memory"
-        elif gain >= need:
-            self._decisions.append(Decision(name, fewer, more, *rates, "gained"))
-            return self._propose(window)
-        else:
-            reason = "noise" if gain >= _LEAST_GAIN else _cause_of(after, name)
-        self._frozen[name] = reason
-        self._decisions.append(Decision(name, more, fewer, *rates, reason))
-        return name, fewer
+    def _rest(self, since: Window, reason: str) -> _Steps:
+        """Change nothing until the data or the training step has changed."""
+        num_alike = 0
+        while num_alike < _ALIKE_WINDOWS:
+            window = yield None
+            noise = 4 * math.hypot(window.noise, since.noise)
+            has_drifted = abs(window.rate / since.rate - 1) > max(_DRIFT, noise)
+            is_waiting = window.stats.consumer_wait_ratio > INPUT_BOUND
+            waits_again = is_waiting and (reason == "consumer" or has_drifted)
+            num_alike = num_alike + 1 if waits_again else 0
+        return window
 
     def _decide_nothing(self, window: Window, before: float, reason: str) -> None:
         """Note why nothing changes, for the busiest stage."""
@@ -268,18 +263,25 @@ class Tuner:
         name, count = ("", 0) if busiest is None else (busiest.name, busiest.concurrency)
         self._decisions.append(Decision(name, count, count, before, window.rate, reason))
 
-    def _rest(self, since: Window, reason: str, window: Window) -> _Change | None:
-        """Look for steps again if the data or the training step has changed."""
-        noise = 4 * math.hypot(window.noise, since.noise)
-        has_drifted = abs(window.rate / since.rate - 1) > max(_DRIFT, noise)
-        is_waiting = window.stats.consumer_wait_ratio > INPUT_BOUND
-        waits_again = is_waiting and (reason == "consumer" or has_drifted)
-        self._num_alike = self._num_alike + 1 if waits_again else 0
-        if self._num_alike < _ALIKE_WINDOWS:
-            return None
-        self._begin()
-        self._decide_nothing(window, since.rate, "drift")
-        return self._propose(window)
+
+def _bottleneck(window: Window, frozen: Mapping[str, str]) -> tuple[str, str]:
+    """Return the stage that holds the others back and may get threads; or "", and why none."""
+    if window.stats.consumer_wait_ratio <= INPUT_BOUND:
+        return "", "consumer"
+    busiest = window.busiest
+    if busiest is None or _busy_ratio(busiest) < _BUSY:
+        return "", "source"
+    # Where it is not frozen, its concurrency is not ours to change.
+    why = frozen.get(busiest.name, "max")
+    busy = {name: _busy_ratio(s) for name, s in window.free.items() if name not in frozen}
+    slowest = max(busy, key=lambda name: busy[name], default="")
+    return (slowest if slowest and busy[slowest] >= _BUSY else ""), why
+
+
+def _gain_of(before: Window, after: Window) -> tuple[float, float]:
+    """Return how much faster the consumer has become, and how much shows that it has."""
+    noise = math.hypot(before.noise, after.noise)
+    return after.rate / before.rate - 1, max(_LEAST_GAIN, 2 * noise)
 
 
 def _busy_ratio(stage: StageStats) -> float:
