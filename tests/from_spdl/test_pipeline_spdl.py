@@ -1,6 +1,5 @@
 """Programs written for SPDL pass, subclass and annotate the same names; only imports change."""
 
-import contextlib
 import dataclasses
 import functools
 import inspect
@@ -20,7 +19,6 @@ from _inside import run_of
 
 import spdl_torch.pipeline
 from spdl_torch.errors import PipelineFailure
-from spdl_torch.observe import Profile, Report
 from spdl_torch.pipeline import (
     Pipeline,
     PipelineBuilder,
@@ -66,13 +64,10 @@ class PlainQueue(StatsQueue):
     ("queue_class", "interval", "expected"),
     [
         (functools.partial(LoggingQueue, buffer=queue.Queue()), None, 59),
-        (functools.partial(LoggingQueue, buffer=queue.Queue()), 30.0, 59),
         (functools.partial(LoggingQueue, buffer=queue.Queue(), interval=7), 30.0, 7),
         (KeywordQueue, None, -1),
         (KeywordQueue, 30.0, 30.0),
-        (PlainQueue, None, None),
         (PlainQueue, 30.0, 30.0),
-        (StatsQueue, 30.0, 30.0),
         (lambda info, **options: StatsQueue(info, **options), 30.0, 30.0),
     ],
 )
@@ -115,38 +110,6 @@ def test_what_cannot_work_is_refused_at_build(build, match):
     to write."""
     with no_leak(), pytest.raises(TypeError, match=match):
         pipeline_of(range(5), same, name="decode", build=build)
-
-
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_stage_hook_of_a_queue_class_is_entered(asynchronous):
-    """Before its first item, and left after its last, around SPDL's ``super().stage_hook()``."""
-    log = []
-
-    def note(queue, what):
-        log.append((what, queue.info.stage_name, queue.counters().num_put))
-
-    class Plain(StatsQueue):
-        @contextlib.contextmanager
-        def stage_hook(self):
-            with super().stage_hook():
-                note(self, "enter")
-                yield
-                note(self, "leave")
-
-    class Asynchronous(StatsQueue):
-        @contextlib.asynccontextmanager
-        async def stage_hook(self):
-            async with super().stage_hook():
-                note(self, "enter")
-                yield
-                note(self, "leave")
-
-    build = {"queue_class": Asynchronous if asynchronous else Plain}
-    with pipeline_of(range(5), same, build=build).auto_stop() as p:
-        list(p)
-    names = ["src", "same", "sink"]
-    assert log[:3] == [("enter", n, 0) for n in names]
-    assert sorted(log[3:]) == sorted(("leave", n, 5) for n in names)
 
 
 @pytest.mark.parametrize(
@@ -204,22 +167,6 @@ def test_names_in_annotations_take_parameters():
     assert isinstance(PipelineBuilder[int, str]().add_source([]), PipelineBuilder)
     parts = defs.SourceConfig[int]([1]), [], defs.SinkConfig[int](3)
     assert list(build_pipeline(defs.PipelineConfig[int](*parts))) == [1]
-
-
-def test_pipeline_reports_and_profiles_itself(tmp_path):
-    """As PipelineDataset and DataLoader do; before it was started there is nothing."""
-    p = pipeline_of(range(50), same, name="decode")
-    for ask in (p.report, p.profile):
-        with pytest.raises(RuntimeError, match="no figures, nothing was loaded yet"):
-            ask()
-    with p.auto_stop():
-        list(p)
-        assert isinstance(p.report(), Report)
-    profile = p.profile()
-    assert isinstance(profile, Profile)
-    assert profile.statistics()["decode"]["num_tasks"] == 50
-    assert "decode" in str(p.report())
-    assert profile.write_trace(tmp_path / "trace.json").exists()
 
 
 @pytest.mark.parametrize("name", ["QueuePerfStats", "TaskPerfStats", "StageInfo"])

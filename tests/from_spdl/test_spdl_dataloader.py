@@ -8,14 +8,8 @@ import pytest
 from _gates import Boom, until
 from hypothesis import given, strategies as st
 
-import spdl_torch.spdl.dataloader
 from spdl_torch import PipelineFailure
 from spdl_torch.spdl.dataloader import CacheDataLoader, DataLoader
-
-
-def spdl():
-    """SPDL's module."""
-    return pytest.importorskip("spdl.dataloader")
 
 
 def double(item):
@@ -79,23 +73,6 @@ def test_batches_are_as_the_functions_make_them(
         output_order="input",
     )
     assert list(loader) == items == list(loader)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"preprocessor": double, "batch_size": 3, "aggregator": total},
-        {"preprocessor": double, "batch_size": 4, "drop_last": True},
-        {"preprocessor": plus_one, "transfer_fn": repr, "buffer_size": 1},
-    ],
-)
-def test_batches_are_spdl_s(options):
-    """For the same call, in two passes."""
-    options = {"num_threads": 2, "output_order": "input", "timeout": 30.0, **options}
-    ours, theirs = (
-        module.DataLoader(range(11), **options) for module in (spdl_torch.spdl.dataloader, spdl())
-    )
-    assert [list(ours), list(ours)] == [list(theirs), list(theirs)]
 
 
 def test_source_may_be_asynchronous_or_iterable_once():

@@ -20,7 +20,6 @@ from spdl_torch.spdl.io import (
     decode_config,
     decode_packets,
     demux_image,
-    demux_video,
     load_image,
     load_image_batch,
     to_numpy,
@@ -136,14 +135,6 @@ def test_image_is_opened_by_its_very_name(files, tmp_path, name):
     assert torch.equal(found, convert_frames(decode_packets(demux_image(files / "colours.jpg"))))
 
 
-def test_frames_are_taken_by_place(files):
-    """As a sequence's, with its errors."""
-    frames = decode_packets(demux_video(files / "no b-frames.mp4"))
-    assert [f.pts for f in (frames[0], frames[-1])] == pytest.approx([0.0, 39 / 25])
-    with pytest.raises(IndexError, match="list index out of range"):
-        frames[40]
-
-
 @pytest.mark.parametrize(
     ("call", "error", "complaint"),
     [
@@ -155,16 +146,12 @@ def test_frames_are_taken_by_place(files):
             lambda p, v: convert_frames(decode_packets(demux_image(p), "format=pix_fmts=gbrp")),
             *(UnsupportedOptionError, "frames of gbrp and 96x80 do not fill an array"),
         ),
-        (lambda p, v: load_image_batch([p], width=0, height=8), ValueError, "must be >= 1, got 0"),
-        (lambda p, v: load_image_batch([], width=8, height=8), ValueError, "srcs must hold at"),
         (lambda p, v: load_image(p, filter_desc="none"), ValueError, "FFmpeg refuses 'none"),
         (
             lambda p, v: decode_config(decoder_options={"threads": "2", "flags": "x"}),
             *(UnsupportedOptionError, "got also {'flags': 'x'}"),
         ),
-        (lambda p, v: demux_image(b""), DecodeError, "<bytes>"),
         (lambda p, v: demux_image(b"abc", name="thing"), DecodeError, "thing: "),
-        (lambda p, v: demux_video(v, timestamp=("1/2", 0.25)), ValueError, "start < end"),
         (lambda p, v: to_numpy(3), TypeError, "what has __array_interface__, got int"),
     ],
 )

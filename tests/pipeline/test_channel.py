@@ -9,7 +9,6 @@ from _at_call import AtCall
 from _gates import PATIENCE_SECONDS, in_thread, result_of, switching, until
 from hypothesis import given, settings, strategies as st
 
-from spdl_torch.engine import statistics as stats_module
 from spdl_torch.engine.channel import Channel, ChannelClosed, EndOfChannel
 
 
@@ -77,23 +76,6 @@ def test_channel_loses_nothing_with_many_threads(capacity, producers, timeouts, 
     counters = channel.counters()
     assert counters.num_put == counters.num_got == len(expected)
     assert max(waiting) <= capacity
-
-
-def test_occupancy_is_the_share_of_time_with_an_item(clock):
-    """Empty for 30 of 100 ns: occupancy 0.7, over any number of laps."""
-    channel = Channel(2)
-    clock.advance(30)
-    channel.put("a")
-    clock.advance(50)
-    first = channel.counters()
-    channel.put("b")
-    channel.get()
-    clock.advance(20)
-    channel.get()
-    whole = channel.counters()
-    assert stats_module.queue_stats(whole).occupancy_rate == pytest.approx(0.7)
-    assert stats_module.queue_stats(whole.since(first)).occupancy_rate == pytest.approx(1.0)
-    assert stats_module.queue_stats(first).occupancy_rate == pytest.approx(50 / 80)
 
 
 @pytest.mark.parametrize("is_shrunk", [False, True])

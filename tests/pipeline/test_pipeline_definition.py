@@ -48,9 +48,6 @@ class Called:
     def method(self, item):
         return item + 2
 
-    def generate(self, item):
-        yield item + 5
-
 
 class CalledGenerator:
     def __call__(self, item):
@@ -61,12 +58,6 @@ class CalledGenerator:
 class CalledAsync:
     async def __call__(self, item):
         return item + 1
-
-
-class CalledAsyncGenerator:
-    async def __call__(self, item):
-        yield item
-        yield item * 10
 
 
 class Mapped:
@@ -84,15 +75,13 @@ class Mapped:
 @pytest.mark.parametrize(
     ("op", "outputs"),
     [
-        *((same, [1, 2]), (str, ["1", "2"]), (abs, [1, 2]), (asame, [1, 2])),
+        *((same, [1, 2]), (str, ["1", "2"]), (asame, [1, 2])),
         (functools.partial(functools.partial(add), 5), [6, 7]),
         *((Called(), [2, 3]), (functools.partial(Called()), [2, 3]), (CalledAsync(), [2, 3])),
-        *((Called().method, [3, 4]), (Called().generate, [6, 7])),
+        (Called().method, [3, 4]),
         *((spread, [1, -1, 2, -2]), (functools.partial(spread), [1, -1, 2, -2])),
         *((aspread, [1, -1, 2, -2]), (functools.partial(asame), [1, 2])),
-        (CalledGenerator(), [1, 10, 2, 20]),
         (functools.partial(CalledGenerator()), [1, 10, 2, 20]),
-        (CalledAsyncGenerator(), [1, 10, 2, 20]),
         *((["a", "b", "c"], ["b", "c"]), ({1: "x", 2: "y"}, ["x", "y"])),
         (Mapped(), ["sample 1", "sample 2"]),
     ],
@@ -111,17 +100,13 @@ def keyword_only(a, *, b):
     pass
 
 
-@pytest.mark.parametrize("op", [two_arguments, keyword_only, Called.generate])
+@pytest.mark.parametrize("op", [two_arguments, keyword_only, Called.method])
 def test_op_with_a_wrong_signature_is_refused_by_pipe(op):
     """Before anything runs, with the place of the function and its signature."""
     with pytest.raises(
         TypeError, match=r"pipe: \w+ at test_pipeline_definition.py:\d+ must take exactly one arg"
     ):
         PipelineBuilder().pipe(op)
-
-
-class _Odd:
-    pass
 
 
 def whole(builder):
@@ -132,27 +117,22 @@ def whole(builder):
     ("make", "error", "match"),
     [
         (lambda b: b.pipe(3), TypeError, "op must be a function, .*got int"),
-        (lambda b: b.pipe(_Odd()), TypeError, "__getitem__, got _Odd"),
         (lambda b: b.pipe(same, concurrency=0), ValueError, "stage 'same': concurrency must be"),
         (lambda b: b.pipe(same, concurrency=True), TypeError, "concurrency must be an int"),
-        (lambda b: b.pipe(same, buffer_size=0), ValueError, "buffer_size must be >= 1 or None"),
         (lambda b: b.pipe(same, output_order="x"), ValueError, "must be 'completion' or 'input'"),
         (lambda b: b.pipe(same, max_failures=-2), ValueError, "max_failures must be >= 0, or -1"),
         (lambda b: b.pipe(same, max_failures=1.5), ValueError, "share .* between 0 and 1, got 1.5"),
-        (lambda b: b.pipe(same, max_failures=float("nan")), ValueError, "between 0 and 1"),
         (lambda b: b.pipe(same, max_failures=True), TypeError, "must be a number or None"),
         (lambda b: b.pipe(aspread, output_order="input"), ValueError, "does not go with an async"),
         (lambda b: b.pipe(asame, executor=ThreadPoolExecutor()), ValueError, "must be None"),
         (lambda b: b.aggregate(0), ValueError, "aggregate: n must be >= 1, got 0"),
         (lambda b: b.add_source(3), TypeError, "add_source: expected an iterable .* got int"),
         (lambda b: b.add_source([]).add_source([]), ValueError, "has a source already"),
-        (lambda b: b.add_sink(0), ValueError, "add_sink: buffer_size must be >= 1, got 0"),
         (lambda b: b.add_sink("3"), TypeError, "add_sink: buffer_size must be an int"),
         (lambda b: b.add_sink().add_sink(), ValueError, "has a sink already"),
         (lambda b: b.add_sink().build(), RuntimeError, "no source; call add_source"),
         (lambda b: b.add_source([]).build(), RuntimeError, "no sink; call add_sink"),
         (lambda b: whole(b).build(num_threads=0), ValueError, "num_threads must be >= 1 or None"),
-        (lambda b: whole(b).build(max_failures=2.0), ValueError, "build: a share in max_failures"),
         (lambda b: whole(b).build(report_stats_interval=0), ValueError, "interval must be > 0"),
         (
             lambda b: whole(b).build(stats=False, **PerfParams.auto().build_options()),
@@ -166,8 +146,6 @@ def whole(builder):
             lambda b: PipelineDataset(b.add_source([1], continuous=True).add_sink()),
             *(ValueError, "the source must not be continuous"),
         ),
-        (lambda b: SourceSpec(7), TypeError, "expected an iterable or an async iterable, got int"),
-        (lambda b: Aggregate("3"), TypeError, "n must be an int, got '3'"),
         (lambda b: replace(Aggregate(3), concurrency=2), ValueError, "must be 1 for an aggregate"),
     ],
 )
@@ -224,17 +202,6 @@ def test_definition_is_frozen_and_pickles():
     assert str(copy) == str(spec)
     with Pipeline(spec).auto_stop() as p, Pipeline(copy).auto_stop() as other:
         assert list(p) == list(other) == list(Pipeline(copy)) == [2, -2, 3, -3, 4, -4]
-
-
-def test_names_come_from_the_op():
-    """The function's name, the object's class, the partial's function, or what the user says."""
-    ops = [same, Called(), functools.partial(add, 1), Called().method, [1], Called().__call__]
-    builder = PipelineBuilder()
-    for op in ops:
-        builder.pipe(op)
-    builder.pipe(same, name="mine")
-    names = [stage.name for stage in builder.add_source([]).add_sink().get_config().pipes]
-    assert names == ["same", "Called", "add", "method", "list", "Called", "mine"]
 
 
 def config_of(source, *pipes, sink=3, continuous=False):

@@ -3,9 +3,7 @@ loop."""
 
 import asyncio
 import functools
-import gc
 import threading
-import weakref
 from dataclasses import replace
 from itertools import chain, count, cycle, islice, pairwise
 
@@ -54,25 +52,6 @@ class Epochs:
     def __iter__(self):
         self.num_begun += 1
         return iter(self.items(self.num_begun - 1))
-
-
-class BeginsAnew:
-    """An iterator that does so in its ``__iter__``."""
-
-    def __iter__(self):
-        self.rest = [1, 2, 3]
-        return self
-
-    def __next__(self):
-        if not self.rest:
-            raise StopIteration
-        return self.rest.pop()
-
-
-def test_an_iterator_that_begins_anew_has_epochs():
-    plain = PipelineBuilder().add_source(BeginsAnew(), continuous=True).add_sink().build()
-    with plain.auto_stop():
-        assert [list(plain) for _ in range(3)] == [[3, 2, 1]] * 3
 
 
 class AsyncEpochs(Epochs):
@@ -338,17 +317,6 @@ def test_budget_counts_over_all_epochs(limit, bad, message):
         assert all(len(list(pipeline)) == 3 - len(bad) for _ in count())
 
 
-def test_pipeline_that_is_dropped_between_epochs_ends_its_threads():
-    """The garbage collector is enough."""
-    with no_leak():
-        pipeline = continuous(Epochs(2), same, concurrency=2)
-        list(pipeline)
-        gone = weakref.ref(pipeline)
-        del pipeline
-        gc.collect()
-        assert gone() is None
-
-
 @settings(deadline=None, max_examples=20)
 @given(counts=st.lists(st.integers(1, 5), min_size=4, max_size=8), in_order=st.booleans())
 def test_epochs_stay_apart_while_the_number_of_threads_changes(counts, in_order):
@@ -385,21 +353,6 @@ def test_cache_iterator_gives_the_first_items_again(count, num_caches, more, sto
     assert len(cached) == count
     if not more:
         assert [*islice(cache_iterator(range(count), num_caches), 30)][:stop] == expected
-
-
-@pytest.mark.parametrize("delete_src", [True, False])
-def test_cache_iterator_lets_go_of_its_source(delete_src):
-    """So that a pipeline's threads end while only kept items are given."""
-    pipeline = (
-        PipelineBuilder().add_source(range(100)).pipe(lambda item: item + 1).add_sink().build()
-    )
-    gone = weakref.ref(pipeline)
-    items = cache_iterator(pipeline, 2, delete_src=delete_src)
-    del pipeline
-    assert list(islice(items, 3)) == [1, 2, 1]
-    gc.collect()
-    assert (gone() is None) is delete_src
-    items.close()
 
 
 @pytest.mark.parametrize(
