@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import gc
 import mmap
-import threading
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -20,7 +19,7 @@ from _lazy_device import LazyDevice, install, machine
 from _loader_helpers import ThreadLoader as DataLoader
 from hypothesis import given, settings, strategies as st
 
-from spdl_torch import PipelineDataset, UnsupportedOptionError
+from spdl_torch import UnsupportedOptionError
 from spdl_torch.io import (
     CUDAConfig,
     Transfer,
@@ -116,22 +115,6 @@ def test_copy_is_torchs(dtype, order, kinds):
     target = target.transpose(0, -1).contiguous().transpose(0, -1)
     copy_alone(target, source)
     assert torch.equal(target, source)
-
-
-def test_packing_wakes_no_team(backends, monkeypatch):
-    """The cores are those of the stages, and one thread copies as fast as memory lets it: torch is
-    asked to copy what is small alone."""
-    sizes, copy = [], torch.Tensor.copy_
-
-    def copied(tensor, source, *args):
-        sizes.append((threading.current_thread().name, source.numel()))
-        return copy(tensor, source, *args)
-
-    monkeypatch.setattr(torch.Tensor, "copy_", copied)
-    builder = PipelineBuilder().add_source(range(3)).pipe(lambda k: (large(k), large(k)[:8]))
-    items = list(PipelineDataset(builder.add_sink(), device="cuda"))
-    assert [int(item[0][-1]) for item in items] == [0, 1, 2]
-    assert sizes == [("spdl-transfer-0", 8)] * 3
 
 
 @pytest.fixture

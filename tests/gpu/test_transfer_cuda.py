@@ -10,7 +10,6 @@ from torch.nn.utils.rnn import pack_sequence
 from torchvision import tv_tensors
 
 from spdl_torch.io import Transfer, cuda_config, transfer_tensor
-from spdl_torch.io._transfer import cuda
 
 pytestmark = pytest.mark.cuda
 
@@ -95,9 +94,3 @@ class Pinnable:
 
     def to(self, device, non_blocking=False):
         return Pinnable(self.tensor.to(device, non_blocking=non_blocking))
-
-
-def test_copy_stream_is_none_of_torchs():
-    """However many of them a program takes."""
-    own = cuda.CudaBackend(torch.device("cuda", 0)).own_stream
-    assert own.cuda_stream not in {torch.cuda.Stream().cuda_stream for _ in range(64)}

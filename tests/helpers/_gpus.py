@@ -1,22 +1,20 @@
 """The devices of tests that run on a GPU and here: CUDA's, and the stand-in for one.
 
-``gpu`` is what a test asks of its device. What a module asks of torch on ``"cuda"`` is done by the
-stand-in, on the host, with ``as_torchs``.
+``gpu`` is what a test asks of its device.
 """
 
 from __future__ import annotations
 
 import gc
 import itertools
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 import torch
 from _gates import PATIENCE_SECONDS
-from _lazy_device import LazyDevice, LazyStream, TorchWith, install, machine, rings
+from _lazy_device import LazyDevice, LazyStream, install, machine, rings
 from _loader_helpers import loader_threads
-from torch.overrides import TorchFunctionMode
 from torch.utils.data import Dataset
 
 from spdl_torch.io._transfer import cuda, transfer
@@ -242,27 +240,3 @@ def num_wrong(gpu, batches, expected, *, streams=("default",), use=None):
     found = gpu.values(totals)
     wrong = sum(one != other for one, other in zip(found, expected, strict=False))
     return wrong + abs(len(expected) - len(found))
-
-
-class OnHost(TorchFunctionMode):
-    """What asks for ``"cuda"`` gets the host; ``pin_memory`` locks."""
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function is torch.device:  # what is asked for by that name is the loader's affair
-            return function(*args, **(kwargs or {}))
-        kwargs = {key: _host(value) for key, value in (kwargs or {}).items()}
-        if function is torch.Tensor.pin_memory:
-            return pinned(args[0])
-        return function(*map(_host, args), **kwargs)
-
-
-def _host(value):
-    return "cpu" if isinstance(value, str) and value.partition(":")[0] == "cuda" else value
-
-
-@contextmanager
-def as_torchs(gpu, monkeypatch, module):
-    """The module's torch finds this device."""
-    monkeypatch.setattr(module, "torch", TorchWith(gpu.device))
-    with OnHost():
-        yield

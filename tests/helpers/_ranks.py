@@ -77,7 +77,6 @@ KINDS = {
 }
 SHARED = {
     "lightning": ("plain", "torch's sampler", "our sampler", "bare pipeline", "pipeline"),
-    "fabric": ("plain", "our sampler", "pipeline"),
     "accelerate": ("plain", "torch's sampler", "our sampler", "pipeline", "stream"),
     "ray": ("plain", "our sampler", "prepared", "bare pipeline", "by Ray itself"),
 }
@@ -261,18 +260,6 @@ def accelerate(folder):
     accelerator.end_training()
 
 
-def fabric(folder):
-    """Loaders that Fabric shares out, and those that are shared out already."""
-    from lightning.fabric import Fabric
-
-    torch.set_num_threads(1)
-    fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
-    fabric.launch()
-    loaders = loaders_for("fabric", range(NUM_SAMPLES))
-    seen = epochs_of(loaders, fabric.setup_dataloaders, lambda prepared: prepared._dataloader)
-    write(folder, fabric.global_rank, seen)
-
-
 def resume_with(accelerator, prepare_data_loader, data):
     """Epoch 1, one batch, a new process's loader, the rest."""
     first, again = (
@@ -331,7 +318,7 @@ def ray_worker(config):
     write(config["folder"], ray.train.get_context().get_world_rank(), seen)
 
 
-PROGRAMS = (shares, train, torchrun, lightning, accelerate, fabric, ray)
+PROGRAMS = (shares, train, torchrun, lightning, accelerate, ray)
 
 if __name__ == "__main__":
     # These are ranks of a very small machine.

@@ -1,17 +1,16 @@
 """Arrays and archives of them: what numpy wrote is read, without a copy where that can be."""
 
-import contextlib
 import gc
 import io
 import mmap
 import os
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 from _arrays import SMOOTH, both_codecs, codec, saved
+from _gates import switching
 from hypothesis import HealthCheck, given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -199,29 +198,17 @@ def test_deflated_arrays_are_their_readers_own():
             assert not array.any()
 
 
-@contextlib.contextmanager
-def collecting_all_the_time():
-    """Threads switch and garbage is collected wherever they can be."""
-    interval, threshold = sys.getswitchinterval(), gc.get_threshold()
-
-    def run_python(phase, info):  # in which another thread may take over
-        sum(range(50))
-
-    gc.callbacks.append(run_python)
-    sys.setswitchinterval(1e-6)
-    gc.set_threshold(1)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*threshold)
-        sys.setswitchinterval(interval)
-        gc.callbacks.remove(run_python)
-
-
 def test_headers_are_read_whatever_other_threads_parse():
     """Some Pythons count the depth of all threads' parsing together, and fail where they differ."""
     arrays = [np.zeros((number + 1, *[1] * 20), np.uint8) for number in range(500)]
-    files = [saved(np.save, array) for array in arrays]
-    with collecting_all_the_time(), ThreadPoolExecutor(4) as threads:
-        shapes = [array.shape for array in threads.map(load_npy, files)]
+    files, threshold = [saved(np.save, array) for array in arrays], gc.get_threshold()
+    # Python code that runs in each of many collections: another thread may take over there.
+    gc.callbacks.append(run := lambda phase, info: sum(range(50)))
+    gc.set_threshold(1)
+    try:
+        with switching(1e-6), ThreadPoolExecutor(4) as threads:
+            shapes = [array.shape for array in threads.map(load_npy, files)]
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(run)
     assert shapes == [array.shape for array in arrays]

@@ -39,11 +39,8 @@ def header(descr="'<i4'", fortran_order="False", shape="(2,)"):
 HUGE = "9" * 4000
 BAD_NPY = {
     "empty": (b"", "not an npy file: EOF"),
-    "cut in the magic": (NPY[:4], "not an npy file: EOF"),
     "cut in the data": (NPY[:-1], r"int32 of shape \(20, 30\) takes 2400 bytes, got 2399"),
-    "text": (b"hello, world", "not an npy file: the magic string is not correct"),
     "pickle": (b"\x80\x04\x95rest and more", "the magic string is not correct"),
-    "archive": (saved(np.savez, SMOOTH), "the magic string is not correct"),
     "version 4": (npy(header(), bytes(8), version=4), r"version \(4, 0\) is not known"),
     "long header": (npy(header() + " " * 10_000, bytes(8)), "Header info length .* is large"),
     "endless header": (npy("", version=2)[:8] + b"\xff" * 30, "not an npy file: EOF"),
@@ -56,7 +53,6 @@ BAD_NPY = {
     "dtype of no bytes": (npy(header(descr="'|V0'", shape="(9,)")), "cannot have the dtype"),
     "order": (npy(header(fortran_order="1"), bytes(8)), "fortran_order is not a valid bool"),
     "negative": (npy(header(shape="(-1,)"), bytes(8)), "no array has shape"),
-    "negative twice": (npy(header(shape="(-1, -2)"), bytes(8)), "no array has shape"),
     "product wraps to 0": (npy(header(shape=f"({2**32}, {2**32})")), "no array has shape"),
     "digits": (npy(header(shape=f"({HUGE}, {HUGE})")), "no array has shape"),
     "huge beside 0": (npy(header(shape=f"(0, {2**62}, {2**62})")), "no array has shape"),
@@ -103,7 +99,6 @@ HONEST = {
     "code page 437": archive({"name": b"\x84.npy"}),
     "folders": archive({"name": b"a/b../..c..npy"}),
     "without suffix": archive({"name": b"a"}),
-    "colon": archive({"name": b"w:0.npy"}),
 }
 
 
@@ -120,8 +115,6 @@ GOOD = archive({})
 LOCATOR = struct.pack("<4sLQL", b"PK\6\7", 0, 0, 1)
 BAD_NPZ = {
     "empty": (b"", "not a zip archive"),
-    "a single array": (NPY, "not a zip archive"),
-    "text": (b"x" * 40, "not a zip archive"),
     "truncated": (GOOD[:-1], "not a zip archive"),
     "bytes behind": (GOOD + b"x", "not a zip archive"),
     "bytes before": (b"x" + GOOD, "with other bytes put before or between"),
@@ -166,7 +159,6 @@ BOMB = deflated(bytes(1 << 20))
 BAD_MEMBER = {
     "pickle": ({"content": b"\x80\x04\x95rest"}, "not an npy file"),
     "bytes behind": ({"content": NPY + b"x"}, "1 bytes follow its array"),
-    "too short": ({"content": NPY[:-1]}, "truncated"),
     "more than is there": ({"method": 8, "num_bytes": 10**5}, "inflates to 2528|truncated"),
     "more than there can be": ({"method": 8, "num_bytes": 10**9}, "never inflate to the 10{9} th"),
     "Zstandard": ({"method": 93}, r"compressed by method 93; .* anew by numpy\.savez"),
@@ -181,7 +173,6 @@ BAD_MEMBER = {
     "damaged": ({"method": 8, "data": deflated(NPY)[::-1]}, "damaged|inflates"),
     "checksum": ({"method": 8, "crc": 1}, "its checksum is wrong"),
     "more than said": ({"method": 8, "data": BOMB, "num_bytes": 1000}, "more than the 1000 bytes"),
-    "less than said": ({"method": 8, "num_bytes": 10_000}, "inflates to 2528 bytes|truncated"),
 }
 
 

@@ -2,7 +2,6 @@
 
 import io
 import random
-import wave
 from fractions import Fraction
 
 import av
@@ -101,22 +100,6 @@ def test_errors_name_the_file(tmp_path):
     ):
         with pytest.raises(error, match=match):
             load_audio(source, **options)
-
-
-def wav(samples):
-    """A file with some samples, of shape (samples, channels)."""
-    with wave.open(file := io.BytesIO(), "wb") as out:
-        out.setnchannels(samples.shape[1])
-        out.setsampwidth(2)
-        out.setframerate(RATE)
-        out.writeframes(samples.tobytes())
-    return file.getvalue()
-
-
-def test_channels_that_cannot_be_mixed_are_an_error():
-    """FFmpeg has rules for the layouts that have a name."""
-    with pytest.raises(DecodeError, match=r"^<bytes>: "):
-        load_audio(wav(np.zeros((99, 9), np.int16)), num_channels=2)
 
 
 def test_random_bytes_after_a_transport_stream_do_no_harm():

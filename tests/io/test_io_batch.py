@@ -93,23 +93,6 @@ def test_random_resized_crop_draws_torchvisions_box(scale, ratio):
         assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_crop_function_sees_every_size_in_order(paths):
-    """crop gets height and width of each picture, in the order of the sources."""
-    seen = []
-
-    def center(height, width):
-        seen.append((height, width))
-        return Crop(height // 4, width // 4, max(height // 2, 1), max(width // 2, 1), flip=True)
-
-    batch = load_image_batch(paths, width=32, height=48, crop=center)
-    pictures = [decode_image(path) for path in paths]
-    assert seen == [tuple(picture.shape[1:]) for picture in pictures]
-    for image, picture in zip(batch, pictures, strict=True):
-        box = center(*picture.shape[1:])
-        expected = v2.functional.resized_crop(picture, *box[:4], [48, 32]).flip(2)
-        assert torch.equal(image.permute(2, 0, 1), expected)
-
-
 def load_one(path, width=8, height=8, **options):
     """A batch of one."""
     return load_image_batch([path], width=width, height=height, **options)
@@ -135,7 +118,6 @@ SIZE = {"width": 8, "height": 8}
             "Pass None and move the batch",
         ),
         (lambda _: load_image_batch([], **SIZE), ValueError, "at least one image"),
-        (partial(load_image, width=0, height=8), ValueError, "must be >= 1"),
         (lambda path: decode_image(path.with_name("gone.jpg")), FileNotFoundError, r"gone\.jpg"),
         (lambda _: decode_image(7), TypeError, "got int"),
         (lambda _: decode_image(torch.zeros(3, 4, 4)), TypeError, "uint8 with one dimension"),

@@ -12,9 +12,7 @@ from _jpegs import KINDS, LIBRARY, OTHER_KINDS, boxes, by, decoding_by, having, 
 from _pictures import KINDS as FILES, png16
 from hypothesis import given, settings, strategies as st
 from PIL import Image
-from torchvision.transforms import v2
 
-from spdl_torch import DataLoader, ImageFolder
 from spdl_torch.errors import DecodeError
 from spdl_torch.io import (
     Crop,
@@ -164,26 +162,6 @@ def test_bytes_before_the_first_segment_are_refused(codec):
     for each in ("torchvision", codec):
         with pytest.raises(DecodeError, match=r"nsupported image file|cannot identify"):
             by(each, load_image)(KINDS["gray"][:2] + b"\0" + KINDS["gray"][2:], 9, 9)
-
-
-def test_folder_and_loader_do_not_depend_on_it(codec, tmp_path):
-    """Same seed, same epoch, in full and at reduced sizes."""
-    (tmp_path / "class").mkdir()
-    for number, content in enumerate(KINDS.values()):
-        (tmp_path / "class" / f"{number}.jpg").write_bytes(content)
-    transform = v2.Compose([v2.RandomResizedCrop(24), v2.RandomHorizontalFlip(), v2.PILToTensor()])
-
-    def epoch(codec, scaled, num_workers):
-        loader = DataLoader(
-            ImageFolder(tmp_path, transform, scaled=scaled), 2, seed=3, num_workers=num_workers
-        )
-        with decoding_by(codec):
-            return [batch[0] for batch in loader]
-
-    for scaled in (False, True):
-        expected = epoch("torchvision", scaled, 0)
-        for num_workers in (0, 2):
-            assert all(map(torch.equal, epoch(codec, scaled, num_workers), expected))
 
 
 @pytest.mark.parametrize("wrong", ["not a library", "too old", "other pixels"])

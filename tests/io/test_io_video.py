@@ -21,7 +21,6 @@ from spdl_torch.io import (
     demux_video,
     get_filter_desc,
     get_video_filter_desc,
-    load_audio,
     load_clip,
     load_video,
     random_clip,
@@ -106,12 +105,10 @@ def test_threads_decode_the_same_packets(pool):
     ("pix_fmt", "shape"),
     [
         ("rgb24", (48, 64, 3)),
-        ("bgr24", (48, 64, 3)),
         ("rgba", (48, 64, 4)),
         ("gray8", (48, 64, 1)),
         ("yuv444p", (3, 48, 64)),
         ("yuv420p", (1, 72, 64)),
-        ("nv12", (1, 72, 64)),
         ("yuv422p", (1, 96, 64)),
     ],
 )
@@ -212,22 +209,6 @@ def test_get_filter_desc_writes_what_spdl_writes(options, expected):
     assert get_filter_desc(demux_video(EXAMPLE), **options) == expected
 
 
-@pytest.mark.parametrize(
-    ("options", "shape"),
-    [
-        ({"scale_width": 32}, (40, 24, 32, 3)),
-        ({"scale_width": 32, "scale_height": 32}, (40, 32, 32, 3)),
-        ({"filter_desc": "fps=5"}, (8, 48, 64, 3)),
-        ({"filter_desc": "tpad=stop=-1:stop_mode=clone,trim=end_frame=50"}, (50, 48, 64, 3)),
-    ],
-)
-def test_filters_do_what_they_say(options, shape):
-    """Sizes and numbers of frames."""
-    packets = demux_video(EXAMPLE)
-    description = get_filter_desc(packets, **options)
-    assert convert_frames(decode_packets(packets, description)).shape == shape
-
-
 def sampled(*indices):
     return lambda: sample_decode_video(demux_video(EXAMPLE), list(indices))
 
@@ -244,37 +225,27 @@ def clip_of(moments, **options):
     ("call", "error", "match"),
     [
         (filtered("nonsense=3"), ValueError, "FFmpeg refuses 'nonsense=3'"),
-        (filtered("crop=w=9999:h=3"), ValueError, "FFmpeg refuses"),
         (filtered(""), ValueError, "without a name"),
         (filtered("[in]hflip[out]"), UnsupportedOptionError, "only a chain"),
-        (filtered("split[a][b];[a][b]hstack"), UnsupportedOptionError, "only a chain"),
         (filtered("format=gbrp"), UnsupportedOptionError, "gbrp"),
         (
             lambda: load_video(write_video(KINDS["odd size"]), filter_desc="format=yuv420p"),
             *(UnsupportedOptionError, "yuv420p and 61x47"),  # half a row of chroma fits no array
         ),
-        (sampled(), ValueError, "indices must"),
         (sampled(5, 3), ValueError, "indices must"),
         (sampled(40), IndexError, "indices must"),
         (partial(demux_video, EXAMPLE, timestamp=(2, 1)), ValueError, "start < end"),
         (partial(load_video, EXAMPLE, device_config=1), UnsupportedOptionError, "config must be"),
         (lambda: load_video(3), TypeError, "a video source must be"),
-        *(
-            (partial(load, EXAMPLE, timestamp=wrong), ValueError, r"must be \(start, end\) in sec")
-            for load, wrong in ((load_video, 1), (load_video, (0,)), (load_audio, ("a", 1)))
-        ),
+        (partial(load_video, EXAMPLE, timestamp=1), ValueError, r"must be \(start, end\) in sec"),
         (partial(uniform_frames, 2.5), TypeError, "num_frames must be an int, got 2.5"),
         (clip_of([0.1], num_threads=-1), ValueError, "num_threads must be >= 0, got -1"),
         (lambda: convert_frames([]), ValueError, "at least one"),
-        (clip_of([]), ValueError, "at least one finite moment"),
-        (clip_of([float("nan")]), ValueError, "finite"),
+        (clip_of([float("nan")]), ValueError, "at least one finite moment"),
         (clip_of([100.0]), DecodeError, "<bytes>: no frame at 100 s, the video ends at 1.6 s"),
-        (clip_of([0], width=0), ValueError, "load_clip: width must be >= 1, got 0"),
         (clip_of([0], pix_fmt="gray8"), UnsupportedOptionError, "pix_fmt must be 'rgb24'"),
-        (lambda: uniform_frames(0), ValueError, "num_frames must be >= 1"),
         (lambda: uniform_frames(3, (2, 1)), ValueError, "window must be"),
         (lambda: random_clip(3, 0), ValueError, "seconds must be > 0"),
-        (lambda: strided_frames(3, 0), ValueError, "stride must be >= 1"),
         (lambda: strided_frames(3, 1, -1), ValueError, "start must be >= 0"),
     ],
 )

@@ -28,17 +28,13 @@ from spdl_torch.io._video import clips, opening
 
 SHORT = (
     "MPEG program stream, MPEG-2",
-    "transport stream, H.264 open GOP",
     "transport stream, H.264 intra-refresh, B-frames",
     "AVI, MPEG-4 with B-frames",
-    "AVI, H.264",
     "AVI, raw with a palette",
     "MOV, QuickTime Animation, 8 bit",
     "MP4, H.264 intra-refresh",
     "MP4, H.264 inexact recovery points",
-    "MP4, H.264 rotated",
     "MP4, H.264 mirrored",
-    "MP4, H.264 edit list, both ends cut",
     "MP4, H.264 edit list, rotated",
     "MP4, H.264 a fragment for each frame",
     "MP4, HEVC open GOP",
@@ -82,7 +78,7 @@ def test_frames_and_times_are_those_of_a_decode_of_all(request, kind, variant):
         Tally(kind, variant).check(40 if is_long else 4)
 
 
-@pytest.mark.parametrize("kind", SHORT)
+@pytest.mark.parametrize("kind", SHORT[::3])
 @pytest.mark.parametrize("is_window", [False, True])
 def test_packets_are_decoded_again_alike(kind, is_window):
     """By their own decoder, by a twin's, and with more threads."""
@@ -144,10 +140,9 @@ def without_references_in_layers(content):
 
 
 FAST = (
-    *("MOV, ProRes", "MP4, AV1", "MP4, H.264", "MP4, H.264 B-pyramid", "MP4, H.264 open GOP"),
-    *("MP4, H.264 variable rate", "MP4, H.264 late start", "MP4, H.264 rotated", "MP4, HEVC"),
-    *("MP4, MPEG-4 with B-frames", "Matroska, FFV1", "Matroska, HEVC 10 bit", "Matroska, MJPEG"),
-    *("Matroska, H.264 intra-refresh", "WebM, VP8 with hidden frames", "WebM, VP9", "WebM, AV1"),
+    *("MOV, ProRes", "MP4, AV1", "MP4, H.264 B-pyramid", "MP4, H.264 open GOP", "MP4, HEVC"),
+    *("MP4, H.264 variable rate", "MP4, MPEG-4 with B-frames", "Matroska, FFV1"),
+    *("Matroska, H.264 intra-refresh", "WebM, VP8 with hidden frames", "WebM, VP9"),
 )
 
 
@@ -315,8 +310,8 @@ def test_packets_of_a_window_are_read_again_where_they_do_not_suffice():
 @pytest.mark.parametrize(
     "kind",
     [
-        *("Matroska, MPEG-2", "Matroska, HEVC 10 bit", "AVI, MPEG-4", "transport stream, H.264"),
-        *("GIF", "raw MPEG-4", "MP4, H.264", "MOV, ProRes", "MXF, MPEG-2"),
+        *("Matroska, MPEG-2", "AVI, MPEG-4", "transport stream, H.264", "GIF"),
+        *("raw MPEG-4", "MP4, H.264"),
     ],
 )
 def test_sources_that_cannot_seek_have_the_same_frames(kind, most_in_memory, monkeypatch):

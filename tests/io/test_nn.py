@@ -71,19 +71,6 @@ def test_mean_and_std_go_together(given):
         ToFloat(**given)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Guards may run slower")
-def test_compiled_model_has_the_same_values():
-    """In one graph, in and out of autocast, in training."""
-    model = nn.Sequential(ToFloat(MEAN, STD), nn.Conv2d(3, 2, 3))
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    images = every_byte()
-    torch.testing.assert_close(compiled(images), model(images))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        torch.testing.assert_close(compiled(images), model(images))
-    compiled(images).sum().backward()
-    assert model[1].weight.grad is not None
-
-
 @pytest.mark.parametrize(
     "cast", [nn.Module.half, nn.Module.bfloat16, nn.Module.double, lambda m: m.to(torch.float16)]
 )

@@ -20,7 +20,6 @@ from _forks import found_in_fork
 from _readings import (
     entries_of,
     ns,
-    pipeline_stats,
     reading,
     shown,
     stage,
@@ -75,46 +74,6 @@ def test_workers_are_not_advised_for_batches_smaller_than_their_hand_over(num_ba
     assert ("Raise num_workers" in report.verdict.action) != is_small
     found = report.what_if(num_workers=2)
     assert (found.high < found.base_rate) == is_small
-
-
-def test_errors_that_are_handed_over_are_no_items():
-    """Where every item fails, nothing was delivered, whatever the loop waited for."""
-    failing = stage("fetch", busy=0.9, num_tasks=60, num_failures=60, num_delivered=60)
-    idle = stage("collate", busy=0.0, num_tasks=0, num_delivered=60)
-    for pooled in ([], POOLED):
-        report = make_report(reading(0.9, failing, idle), QUIET, pooled=pooled)
-        assert "Nothing was delivered in 10 s: 60 of 60 calls failed or" in report.verdict.finding
-        assert "Raise" not in shown(report)
-        assert "WHAT IF" not in shown(report)
-
-
-def test_nothing_measured_is_said_to_be_so():
-    """In the words of a loader that has loaded nothing; it was called not input-bound."""
-    report = make_report(pipeline_stats(0.0, 0.0, ()), QUIET, pooled=POOLED)
-    assert report.verdict.cause is Cause.UNKNOWN
-    assert report.verdict.finding == "There are no figures: nothing was loaded yet."
-    assert "input-bound" not in shown(report)
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_no_cache_is_advised_where_collating_is_the_bottleneck(threads):
-    """It keeps samples, which have to be collated all the same."""
-    fetch = stage("fetch", busy=0.15, threads=threads)
-    collate = stage("collate", busy=0.83, threads=threads)
-    probes = Probes(run_delay_ratio=0.4, num_cores=threads, cores_used=float(threads))
-    verdict = judge(reading(0.98, fetch, collate), probes, pooled=POOLED)
-    assert verdict.stage == "collate"
-    assert verdict.action.endswith("or less work for each batch (in collate_fn).")
-    verdict = judge(reading(0.98, replace(collate, name="fetch")), probes, pooled=POOLED)
-    assert "cached(dataset, transform=what is random in it)" in verdict.action
-
-
-def test_workers_are_not_called_threads():
-    """They may be processes."""
-    stats = reading(0.3, stage("fetch", busy=0.1, wait_in=0.9))
-    assert "no stage is short of workers; the wait" in judge(stats, QUIET, pooled=POOLED).finding
-    stats = reading(0.3, stage("read", busy=0.1, wait_out=0.9))
-    assert "no stage is short of threads; the wait" in judge(stats, QUIET).finding
 
 
 @pytest.mark.parametrize(("wait_in", "share"), [(0.0, "71 %"), (0.65, None)])
@@ -260,7 +219,7 @@ TOLD = {
 
 @pytest.mark.parametrize("kind", TOLD)
 @given(st.integers(0, 2**32), st.lists(st.integers(1, 3), min_size=1, max_size=2))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_stored_report_is_the_live_one(tmp_path_factory, kind, seed, passes):
     """Every figure and every sentence, of readings of any kind: of an epoch in any number of
     intervals, and of two epochs together."""
@@ -336,38 +295,6 @@ def test_python_without_a_gil_is_seen(monkeypatch):
     assert "GIL" not in judge(stats, pooled=POOLED).action
 
 
-def test_one_collection_in_a_short_window_is_no_reason_to_collect_less():
-    """It may be most of it."""
-    short = replace(reading(0.5, stage("decode")), elapsed_ns=ns(0.2))
-    assert judge(short, Probes(gc_ratio=0.9)).remarks == ()
-
-
-@pytest.mark.parametrize(("num_cores", "cause"), [(2, Cause.CPU), (16, Cause.SOURCE)])
-def test_ops_that_have_all_cores_hold_up_the_source_itself(num_cores, cause):
-    """It needs a core to hand on the next item, for which they seem to wait."""
-    ops = stage("op", threads=6, busy=0.34, cpu=0.91, wait_in=0.62)
-    probes = replace(QUIET, run_delay_ratio=0.25, num_cores=num_cores)
-    assert judge(reading(0.92, ops), probes).cause is cause
-
-
-@pytest.mark.parametrize("share", [0.3, 0.6])
-@pytest.mark.parametrize("is_source", [False, True])
-def test_waits_for_shards_are_named_where_they_are_most_of_the_time(share, is_source):
-    """Of the ops, on all workers, or of a pipeline's source; elsewhere the cause is as before."""
-    busy, threads, pooled = (0.1, 1, ()) if is_source else (0.9, 2, POOLED)
-    op = stage("fetch", busy=busy, cpu=0.01, wait_in=0.9 - busy, threads=threads)
-    waited = 10.0 * share * (1 if is_source else threads * busy)
-    for num_removed in (0, 7):
-        counts = {"shards/wait_ms": round(1e3 * waited), "shards/removed": num_removed}
-        verdict = judge(replace(reading(0.95, op), counts=counts), QUIET, pooled=pooled)
-        usual = Cause.SOURCE if is_source else Cause.IO
-        assert verdict.cause is (Cause.DOWNLOAD if share > 0.5 else usual)
-        assert ("ahead=" in verdict.action) == (share > 0.5)
-        if share > 0.5:
-            assert ("7 shards made room" in verdict.action) == (num_removed == 7)
-            assert ("more workers" in verdict.action) == (not is_source)
-
-
 REMARKS = [
     (stage("decode", num_failures=10), QUIET, "decode: 10 of 1000 tasks failed (1.0 %)"),
     (stage("decode", num_failures=60), QUIET, "more than the 5 %"),
@@ -382,6 +309,8 @@ def test_remark_is_made_whatever_the_verdict():
         for part, probes, text in REMARKS:
             assert any(text in remark for remark in judge(reading(wait, part), probes).remarks)
     assert judge(reading(0.5, stage("decode")), QUIET).remarks == ()
+    short = replace(reading(0.5, stage("decode")), elapsed_ns=ns(0.2))  # one may be most of it
+    assert judge(short, Probes(gc_ratio=0.9)).remarks == ()
 
 
 # -- on real threads -------------------------------------------------------------------------------

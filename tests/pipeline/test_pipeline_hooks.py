@@ -196,31 +196,6 @@ def test_stage_hook_that_raises_fails_the_pipeline(owner, asynchronous, when):
     assert "[closed]" in repr(p)
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize("refused", ["spdl-same-1", "spdl-src"])
-def test_hooks_are_left_where_the_system_has_too_few_threads(refused, asynchronous, monkeypatch):
-    """Of a stage whose threads did not all begin, and of a queue."""
-    log, begin = [], threading.Thread.start
-
-    def start(thread):
-        if thread.name == refused:
-            raise RuntimeError("can't start new thread")
-        begin(thread)
-
-    class Queue(StatsQueue):
-        def stage_hook(self):
-            return Tracing(self.info.stage_name, log, asynchronous).stage_hook()
-
-    hooks = [Tracing("op", log, asynchronous)]
-    build = {"queue_class": Queue, "task_hook_factory": lambda info: hooks}
-    p = pipeline_of([1, 2], same, concurrency=2, build=build)
-    monkeypatch.setattr(threading.Thread, "start", start)
-    with no_leak(), pytest.raises(RuntimeError, match="can't start"), p.auto_stop():
-        pass
-    around = itertools.product(("enter", "exit"), ("src", "same", "op", "sink"), ["stage"])
-    assert sorted(log) == sorted(around)
-
-
 def collecting(base, asynchronous):
     """A subclass of ``base`` that keeps what its callback gets, by name."""
     got = {}

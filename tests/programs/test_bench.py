@@ -1,5 +1,4 @@
-"""``python examples/bench``: every table in its short form, failures, Ctrl-C; copies to a GPU, on
-the stand-in for one."""
+"""``python examples/bench``: every table in its short form, failures, Ctrl-C."""
 
 import io
 import itertools
@@ -13,10 +12,8 @@ import pytest
 import torch
 from _datasets import Indices
 from _folders import ROOT
-from _gpus import as_torchs, gpu
 from _measures_here import measure_here
 from _moving_noise import write_video
-from bench import device_copies
 from bench.arguments import main
 from bench.command import run_bench
 from bench.loaders import (
@@ -31,8 +28,6 @@ from bench.loaders import (
 from bench.peers import installed, left_out
 from bench.tables import TABLES, BenchOptions
 from PIL import Image
-
-__all__ = ["gpu"]
 
 BENCH = ROOT / "examples" / "bench"
 KEYS = {"title", "settings", "metrics", "rows", "ratios", "failures", "remarks"}
@@ -138,9 +133,7 @@ def test_contender_that_fails_is_a_row_with_its_error(photographs, tmp_path):
         ([], "name a table"),
         (["photos"], "there is no table 'photos'; there are photographs, crop"),
         (["tiny", "--only", "theirs"], "--only 'theirs' is the beginning of none"),
-        (["engine", "--json", "no/x.json"], "no/x.json: there is no folder no."),
         (["engine", "--workers", "2", "4"], "engine takes one number of workers, got 2 4"),
-        (["ordinary", "--workers", "2", "2"], "--workers must be different numbers"),
         (["clips", "--data", "nowhere"], "--data: nowhere must hold videos, found none."),
         (["transfer", "--smoke"], "transfer measures copies to a GPU, and torch finds no CUDA"),
     ],
@@ -177,36 +170,3 @@ def test_interrupt_ends_with_what_there_is(tmp_path):
     assert process.returncode == 130
     assert "Interrupted" in printed
     assert len(json.loads(figures.read_text())["rows"]["ours"]["three_stages_us"]["values"]) == 1
-
-
-PROMPT = pytest.mark.parametrize("gpu", [{"is_prompt": True}], indirect=True)
-WAYS = ("ours, pinned", "ours", "pin and copy", "plain")
-
-
-@PROMPT
-def test_smoke_run_measures_every_way_of_torch_and_ours(gpu, monkeypatch, tmp_path):
-    """Each has its GB/s in the report, with the name of the device; nothing fails."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a stand-in")
-    options = BenchOptions(table="transfer", rounds=1, smoke=True, json=tmp_path / "figures.json")
-    with as_torchs(gpu, monkeypatch, device_copies):
-        status, _, _ = bench(options)
-    figures = json.loads(options.json.read_text())
-    assert (status, figures["failures"]) == (0, {})
-    assert figures["settings"]["device"] == "a stand-in"
-    assert list(figures["rows"]) == ["pinned copy", *WAYS]
-    assert all(row["gigabytes_per_second"]["median"] > 0 for row in figures["rows"].values())
-
-
-@PROMPT
-def test_way_that_loses_a_batch_fails(gpu, monkeypatch):
-    """Its figure would be of less work than the others'."""
-    batch, (way, *_) = device_copies.make_batch(2, 8), device_copies.WAYS.values()
-
-    def losing(batches):
-        return itertools.islice(way(batches), device_copies.WARM_UP + 3)
-
-    with as_torchs(gpu, monkeypatch, device_copies):
-        assert device_copies.seconds_of(way, batch, 4) > 0
-        with pytest.raises(RuntimeError, match="arrived with other contents"):
-            device_copies.seconds_of(losing, batch, 4)

@@ -4,11 +4,9 @@ import importlib
 import io
 import itertools
 import pickle
-import subprocess
 from dataclasses import replace
 from functools import partial
 
-import _warm
 import pytest
 from _loader_helpers import library
 from _measures_here import measure_here
@@ -18,7 +16,6 @@ from bench.ordinary.catalogue import ORDINARY
 from bench.ordinary.passes import check_batches
 from bench.program.plans import DATASETS, ProgramPlan
 from bench.program.train import train
-from bench.table_program import run_program
 from bench.tables import BenchOptions
 
 import spdl_torch
@@ -103,19 +100,3 @@ def test_program_trains_on_every_dataset(dataset, folder):
     said = train("spdl_torch", plan, own, 2 * plan.ordinary.batch_size)
     assert set(said) == {"import_ms", "first_batch_ms"}
     assert said["first_batch_ms"] > 0
-
-
-def test_missing_samples_are_an_error(tmp_path):
-    """A loader that leaves some out would seem to be faster."""
-    plan = plan_of("iterable")
-    train("spdl_torch", plan, tmp_path, 64)
-    with pytest.raises(RuntimeError, match="the loader gave 64 samples, not 128"):
-        train("spdl_torch", plan, tmp_path, 128)
-
-
-def test_program_that_fails_says_why(tmp_path, monkeypatch):
-    """With its own last words."""
-    monkeypatch.setattr(subprocess, "run", lambda command, **_: _warm.run(command[1:]))
-    missing = tmp_path / "no folder"
-    with pytest.raises(RuntimeError, match=r"ours: status 1\n(.|\n)*No such file or directory"):
-        run_program("ours", plan_of("iterable"), missing, 64)

@@ -8,11 +8,9 @@ from _datasets import MapData
 from _gates import no_leak
 from _inside import state_of
 from _loader_helpers import ThreadLoader as DataLoader
-from _readings import pipeline_stats, shown
+from _readings import shown
 
 from spdl_torch import PipelineDataset
-from spdl_torch.observe import make_report
-from spdl_torch.observe.trace.tracing import against_cached_steps
 from spdl_torch.pipeline import PipelineBuilder
 
 
@@ -68,11 +66,3 @@ def test_a_number_that_is_none_is_refused(option):
     """At the call, not at the first batch."""
     with pytest.raises(ValueError, match=f"headspace: {option} must be >= 1, got 0"):
         loader_of().headspace(**{option: 0})
-
-
-@pytest.mark.parametrize("cached", [5e-5, 2e-4])
-def test_an_empty_step_is_not_compared(cached):
-    """A loader's own time would be many times as much."""
-    report = make_report(pipeline_stats(elapsed=10.0, consumer_wait_ratio=0.9, stages=()))
-    slowdown = against_cached_steps(report, 1e-3, cached).probes.step_slowdown
-    assert slowdown == (None if cached < 1e-4 else pytest.approx(4.0))

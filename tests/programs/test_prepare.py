@@ -22,7 +22,6 @@ from PIL import Image
 
 from spdl_torch.__main__ import main
 from spdl_torch.data.sources._index import index_path, scan_tar
-from spdl_torch.prepare import samples
 
 
 def picture(number, size=(24, 16)):
@@ -116,18 +115,6 @@ def test_webdataset_reads_the_shards(images, tmp_path):
     assert found == samples_of(out)
     del read
     gc.collect()
-
-
-def test_videos_and_arrays_are_copied_and_need_no_classes(tmp_path):
-    """The field is the ending; there is no label."""
-    put(tmp_path, "source/one.npy", "source/two.npz", "source/three.MP4")
-    samples = samples_of(prepared(tmp_path / "source", tmp_path / "out"))
-    fields = {json.loads(sample["json"])["file"]: set(sample) for sample in samples.values()}
-    assert fields == {
-        "one.npy": {"npy", "json"},
-        "two.npz": {"npz", "json"},
-        "three.MP4": {"mp4", "json"},
-    }
 
 
 def test_images_are_resized_as_pillow_does(tmp_path):
@@ -239,16 +226,6 @@ def test_full_disk_leaves_whole_files(images, tmp_path):
     assert contents(prepared(images, tmp_path / "out")) == contents(whole)
 
 
-def test_progress_is_shown(images, tmp_path):
-    """A line for each shard; a run that goes on says so."""
-    log = prepare(images, tmp_path / "out", *SMALL)[2]
-    parts = [f"shard {number} of 3, {n} samples" for number, n in ((1, 4), (2, 4), (3, 3))]
-    assert log.splitlines() == [f"listing {images}", *parts]
-    (tmp_path / "out" / "shard-000001.tar").unlink()
-    log = prepare(images, tmp_path / "out", *SMALL)[2]
-    assert log.splitlines() == [f"listing {images}", "2 of 3 shards done before", parts[1]]
-
-
 @pytest.mark.parametrize(
     ("place", "make", "reason"),
     [
@@ -283,24 +260,6 @@ def test_file_that_cannot_be_used_is_named_and_left_out_on_request(place, make, 
     assert contents(prepared(source, tmp_path / "once", *options)) == contents(tmp_path / "out")
 
 
-def test_store_that_fails_is_not_left_out(images, tmp_path, monkeypatch):
-    """``--on-error skip`` leaves out files, not what an outage hides: the run ends, and goes on."""
-
-    def failing(path, mode):
-        if path.endswith("3.jpg"):
-            raise OSError(errno.EIO, "the server is away", path)
-        return open(path, mode)
-
-    options = [*SMALL, "--on-error", "skip"]
-    with monkeypatch.context() as patch:
-        patch.setattr(samples, "open", failing, raising=False)
-        status, _, log = prepare(images, tmp_path / "out", *options)
-    assert status == 1
-    assert "the server is away" in log
-    whole = prepared(images, tmp_path / "whole")
-    assert contents(prepared(images, tmp_path / "out", *options)) == contents(whole)
-
-
 def put(root, *names):
     """Files with a byte in them."""
     for name in names:
@@ -319,8 +278,6 @@ def put(root, *names):
         (["1.jpg"], ["source", "source/out"], "is inside "),
         (["1.jpg"], ["source", "other"], "holds other files, such as 'y'"),
         (["1.jpg"], ["source"], "OUT is missing"),
-        (["1.jpg"], ["source", "out", "--index"], "takes a folder of tars"),
-        (["1.jpg"], ["source", "--index"], "has no file named"),
         (["1.jpg"], ["source/1.jpg", "--verify"], "expected a folder of tars"),
     ],
 )

@@ -6,13 +6,12 @@ import random
 import sys
 import threading
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 from _idioms import IDIOMS, Samples, setting as idiom_of
-from torch.utils.data import IterableDataset, TensorDataset, get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 
 from spdl_torch.testing import assert_thread_safe, thread_safety
 
@@ -70,24 +69,6 @@ def test_setting_that_reaches_the_trainer_is_a_failure(names, told):
     match = f"must leave the process as it is, but it changed {told} .*the training loop's too"
     with pytest.raises(AssertionError, match=match):
         check(idiom_of(*names))
-
-
-class SetsThreads(Samples):
-    """Sets the number of intra-op threads, which a thread that was there before keeps."""
-
-    def value(self, index):
-        torch.set_num_threads(3)
-        return index
-
-
-def test_number_of_intra_op_threads_is_such_a_setting():
-    """Though the thread that checks does not see it; and it is put back."""
-    with ThreadPoolExecutor(1) as thread:
-        before = thread.submit(torch.get_num_threads).result()
-    with pytest.raises(AssertionError, match=r"torch\.get_num_threads\(\) \(3 in place of"):
-        assert_thread_safe(SetsThreads(), num_rounds=1)
-    with ThreadPoolExecutor(1) as thread:
-        assert thread.submit(torch.get_num_threads).result() == before
 
 
 class Broken(Samples):
@@ -193,13 +174,6 @@ def test_tensor_that_threads_write_without_harm_is_warned_of():
     """No sample differs, and the check says how sure that is."""
     with pytest.warns(UserWarning, match=r"no sample differed, .* share dataset\.rows\[\d+\], "):
         assert_thread_safe(Filled())
-
-
-def test_somebody_who_waits_sees_how_far_it_is(capsys):
-    """A line for each time that the dataset is loaded."""
-    assert_thread_safe(TensorDataset(torch.arange(20.0)), batch_size=4, num_rounds=2)
-    rounds = [f"on threads, round {number}/2\n" for number in (1, 2)]
-    assert capsys.readouterr().err == "".join(["in processes\n", *rounds])
 
 
 def test_threads_that_wait_for_ever_are_found(monkeypatch):
