@@ -187,6 +187,15 @@ class Recording:
         yield from ((tuple(self.seeds), number) for number in range(self.num_items))
 
 
+def test_embed_shuffle_shuffles_once_a_pass():
+    """With the epoch's number, before the pass or after it; one that was left counts."""
+    source = embed_shuffle(Recording(), epoch=5)
+    assert [[seeds for seeds, _ in source] for _ in range(2)] == [[(5,)] * 3, [(5, 6)] * 3]
+    source = embed_shuffle(Recording(), shuffle_last=True, epoch=5)
+    assert next(iter(source)) == ((), 0)
+    assert next(iter(source)) == ((5,), 0)
+
+
 @given(share=shares(), epoch=st.integers(0, 99), last=st.booleans())
 def test_embed_shuffle_and_repeat_source_are_spdl_s(share, epoch, last):
     """Over the same sampler, for several passes."""
