@@ -186,11 +186,19 @@ def test_tracing_of_nothing_says_so(path, caplog):
 
 
 def test_failures_are_in_the_trace(path):
-    """The moment, the stage and what was said."""
-    with pytest.raises(Boom, match="bad 2"), tracing(path):
-        list(DataLoader(MapData(4, bad={2: Boom}), num_workers=1))
+    """The moment, the stage, the item and what was said, which is cut where it is long."""
+
+    def op(item):
+        if item == 3:
+            raise Boom("x" * 1000)
+        return item
+
+    pipeline = PipelineBuilder().add_source(range(5)).pipe(op, name="decode").add_sink().build()
+    with tracing(path), pipeline.auto_stop():
+        list(pipeline)
     (failure,) = events_of(path, ph="i", name="failure")
-    assert failure["args"]["error"].startswith("Boom")
+    error = "Boom: " + "x" * 194
+    assert failure["args"].items() >= {"stage": "decode", "item": 3, "error": error}.items()
 
 
 def test_a_stall_is_written_once(tmp_path, caplog):

@@ -90,6 +90,14 @@ MACHINES = {
         sys/fs/cgroup/memory/memory.stat inactive_file 7|total_inactive_file 100000""",
         *(2, 200_000),
     ),
+    "v1 without limits": (
+        """proc/self/cgroup 7:cpu,cpuacct:/|4:memory:/
+        sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us -1
+        sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us 100000
+        sys/fs/cgroup/memory/memory.limit_in_bytes 9223372036854771712
+        sys/fs/cgroup/memory/memory.usage_in_bytes 1900000""",
+        *(8, FREE),
+    ),
     "more quota than cores, and full": (
         """proc/self/cgroup |nonsense|0::/
         sys/fs/cgroup/cpu.max 6400000 100000
