@@ -258,6 +258,16 @@ def test_merging_is_spdl_s(lists, stop, seed, weigh, data):
     assert list(ours) == list(theirs) == list(ours)
 
 
+@given(lists=lists, weights=st.lists(st.integers(1, 9), min_size=4, max_size=4), seed=seeds)
+def test_merging_loses_and_doubles_nothing(lists, weights, seed):
+    """Every item once, those of an iterable in its order."""
+    numbered = [[(place, item) for item in items] for place, items in enumerate(lists)]
+    for chosen in (None, weights[: len(lists)]):
+        merged = list(MergeIterator(numbered, weights=chosen, seed=seed))
+        for place, items in enumerate(numbered):
+            assert [each for each in merged if each[0] == place] == items
+
+
 @pytest.fixture
 def folder(tmp_path):
     """Two classes of ImageNet's, and something else."""

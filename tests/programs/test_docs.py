@@ -12,7 +12,6 @@ import shlex
 import shutil
 import sqlite3
 from contextlib import closing
-from dataclasses import fields
 from typing import NamedTuple
 
 import _warm
@@ -20,7 +19,7 @@ import bench.arguments as benchmark
 import pytest
 import torch
 from _folders import ROOT
-from test_surface import MODULES, lists, pages_of_site
+from test_surface import CALLABLES, MODULES, lists, pages_of_site
 from torch.utils.data import DataLoader as TorchLoader, TensorDataset
 
 import spdl_torch
@@ -229,72 +228,41 @@ def documented_words():
     return set(re.findall(r"-{0,2}[A-Za-z_]\w*(?:-\w+)*", " ".join(spans)))
 
 
-def parameters(function):
-    """Names of the parameters, without self."""
-    names = inspect.signature(function).parameters
-    return [name for name in names if name != "self" and not name.startswith("_")]
-
-
 def public_members(cls):
     """Methods and properties of a class that have no underscore."""
     return [name for name in vars(cls) if not name.startswith("_")]
-
-
-PARAMETERS_OF = {
-    *("DistributedRandomSampler", "Files", "ImageFolder", "MixtureSampler", "Parquet"),
-    *("PipelineDataset", "Reader", "SQLiteStatsWriter", "TarShards", "ToFloat"),
-}
-MEMBERS_OF = {
-    *("CachedDataset", "GroupedDataset", "Mixture", "Parquet", "PerfParams", "Pipeline"),
-    *("PipelineBuilder", "PipelineDataset", "Profile", "Reader", "SQLiteStatsWriter", "TarShards"),
-}
-FIGURES = {"TaskPerfStats", "QueuePerfStats", "StageStats", "PipelineStats"}
 
 
 WITH_LIBRARIES = {f"spdl_torch.{name}" for name in ("transformers", "accelerate", "lightning")}
 """What these are for need not be installed, and is large."""
 
 
-def what_is_public(module, names):
-    """A module's names, the parameters of its functions, and what these classes take and have."""
-    yield from names
-    if module in WITH_LIBRARIES:
-        return
-    for name in names:
-        value = getattr(importlib.import_module(module), name)
-        if inspect.isfunction(value) and module in ("spdl_torch.io", "spdl_torch.data"):
-            yield from parameters(value)
-        if name in PARAMETERS_OF:
-            yield from parameters(value.__init__)
-        if name in MEMBERS_OF:
-            yield from public_members(value)
-        if name in FIGURES:
-            yield from (field.name for field in fields(value))
-            yield from (n for n, v in vars(value).items() if isinstance(v, property))
+def names_under(heading):
+    """Those of a list of the surface: of a module, and what its functions take, if it is one of
+    functions; arguments; commands and their options."""
+    names = [re.sub(r"^\*, | = .*", "", each) for each in lists()[heading]]
+    if heading == "commands":
+        words = [each.split() for each in names]
+        return [each[-1] for each in words if len(each) == 1 or each[-1].startswith("--")]
+    if heading in ("spdl_torch.io", "spdl_torch.data"):
+        home = importlib.import_module(heading)
+        functions = filter(inspect.isfunction, [getattr(home, name) for name in names])
+        taken = [name for each in functions for name in inspect.signature(each).parameters]
+        names += [name for name in taken if not name.startswith("_")]
+    return names
 
 
-def commands_and_options():
-    """Of the command line."""
-    for each in lists()["commands"]:
-        command, _, argument = each.partition(" ")
-        if not argument or argument.startswith("--"):
-            yield argument or command
-
-
-PUBLIC = {
-    **{each: list(what_is_public(each, lists()[each])) for each in MODULES},
-    "DataLoader": parameters(spdl_torch.DataLoader.__init__),
-    "the command line": ["--version", *commands_and_options()],
+NAMES = {
+    **{each: names_under(each) for each in (*MODULES, *CALLABLES, "commands")},
     "the benchmark": [name for a in benchmark.parser()._actions for name in a.option_strings],
 }
 
 
-@pytest.mark.parametrize("what", PUBLIC)
+@pytest.mark.parametrize("what", NAMES)
 def test_name_is_in_the_reference_when_it_is_public(what):
-    """Names, arguments, fields and options can all be looked up."""
-    names = PUBLIC[what]
-    assert names, f"{what}: the test found nothing to check"
-    missing = [name for name in names if name not in documented_words()]
+    """Names, arguments and options can all be looked up."""
+    assert NAMES[what], f"{what}: the test found nothing to check"
+    missing = [name for name in NAMES[what] if name not in documented_words()]
     assert not missing, f"of {what}, not in docs/reference: {missing}"
 
 

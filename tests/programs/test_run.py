@@ -14,6 +14,7 @@ import _torchrun
 import _warm
 import pytest
 import torch
+from _loader_helpers import library
 
 from spdl_torch.__main__ import main
 
@@ -364,6 +365,27 @@ def test_libraries_that_make_loaders_have_ours(folder):
     status, _, err = both_ways(folder, "libraries.py")
     assert status == 0
     assert sites(err) == ["libraries.py:30", "libraries.py:25", "libraries.py:33"]
+
+
+def test_loader_that_a_library_derives_is_ours(folder):
+    """It is the program's all the same: the report names its line. The edit is none of the file of
+    the library."""
+    library("monai")
+    text = """
+        import time, torch
+        from monai.data import DataLoader, Dataset
+
+        loader = DataLoader(Dataset([1.0, 2.0]), 2)
+        print(*loader, isinstance(loader, torch.utils.data.DataLoader), len(loader))
+        began = time.perf_counter()
+        while time.perf_counter() - began < 4:
+            list(loader)
+    """
+    (folder / "derived.py").write_text(textwrap.dedent(text))
+    status, _, err = both_ways(folder, "derived.py", start=start_cold)
+    assert status == 0
+    assert "spdl-torch run: derived.py:5: Dataset of 2, " in err
+    assert "EDIT     at the program's top, before monai: import torch.utils.data, spdl_torch" in err
 
 
 def test_report_and_page_and_file_are_of_the_program(folder, capsys):
