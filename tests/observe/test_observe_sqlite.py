@@ -371,3 +371,21 @@ def test_summary_weighs_each_figure_by_what_it_is_of(tmp_path):
         "Average occupancy rate": f"{(0.5 + 0.25 * 60) / 64.5:.1%}",
     }
     assert expected.items() <= dict(re.findall("^    (.+): (.+)$", printed[0], re.M)).items()
+
+
+def test_summary_has_spdls_figures(tmp_path, caplog):
+    """Its labels, in its order."""
+    write(tmp_path / "s.db", task_entry(num_failures=1), queue_entry())
+    with caplog.at_level("INFO", logger="spdl_torch.observe"):
+        log_stats_summary(tmp_path / "s.db")
+    (text,) = caplog.messages
+    assert re.findall(r"^  (.+): (.+)$", text, re.M) == [
+        *[("Stage", "0:1:decode[2]"), ("  Total tasks processed", "10"), ("  Total failures", "1")],
+        *[("  Average task time", "0.1000s"), ("  Success rate", "90.0%")],
+        *[("  Number of log entries", "1"), ("Queue", "0:1:decode[2]_queue")],
+        *[("  Total items processed", "10"), ("  Average QPS", "2.00")],
+        *[("  Average put time", "0.0100s"), ("  Average get time", "0.0100s")],
+        *[("  Average occupancy rate", "50.0%"), ("  Number of log entries", "1")],
+    ]
+    log_stats_summary(tmp_path / "s.db", write=(printed := []).append)
+    assert printed == [text]
