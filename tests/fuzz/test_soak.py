@@ -15,24 +15,20 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from statistics import median
 from time import monotonic
 
 import pytest
 import torch
-from _arrays import SEEDS
 from _datasets import MapData, StreamData
 from _folders import HELPERS, ROOT
 from _gates import Boom
 from _loader_helpers import assert_threads_end, loader_threads
-from _pictures import KINDS as MADE
 from _stages import AGGREGATES, OPS, Plan, add
 
 import spdl_torch
-from spdl_torch.errors import DecodeError, PipelineFailure
-from spdl_torch.io import load_image_batch, load_npz
+from spdl_torch.errors import PipelineFailure
 from spdl_torch.pipeline import PipelineBuilder
 
 NUM_READINGS = 100
@@ -43,9 +39,6 @@ def DataLoader(dataset, *args, num_workers, **options):
     them, in processes."""
     options["isolation"] = "thread" if num_workers % 2 else "auto"
     return spdl_torch.DataLoader(dataset, *args, num_workers=num_workers, **options)
-
-
-PICTURES = [MADE["jpeg"], MADE["png"], MADE["webp"]] * 4
 
 
 def leave(loader, after=-1):
@@ -92,20 +85,7 @@ def pipelines(survivor):
             list(builder.build(max_failures=1))
 
 
-def images_and_arrays(survivor):
-    for number in range(2):
-        load_image_batch(PICTURES[number::2], width=64, height=64)
-    with suppress(DecodeError):
-        load_image_batch([PICTURES[0][:300], *PICTURES[1:3]], width=64, height=64)
-    shrink = partial(load_image_batch, width=32, height=32)
-    builder = PipelineBuilder().add_source([[each] for each in PICTURES])
-    list(builder.pipe(shrink, concurrency=2).aggregate(4).add_sink().build())
-    dict(load_npz(SEEDS[3]))
-    with suppress(DecodeError):
-        dict(load_npz(SEEDS[3][:-40]))
-
-
-ACTIVITIES = loaders, pipelines, images_and_arrays
+ACTIVITIES = loaders, pipelines
 
 
 def reading():

@@ -99,7 +99,12 @@ def test_packets_are_decoded_again_alike(kind, is_window):
 @pytest.mark.parametrize(
     ("kind", "variant"),
     [
-        *((kind, "whole") for kind in KINDS if kind != "MP4, H.264 variable rate"),
+        *((kind, "whole") for kind in SHORT),
+        *(
+            pytest.param(kind, "whole", marks=pytest.mark.long)
+            for kind in KINDS
+            if kind not in (*SHORT, "MP4, H.264 variable rate")
+        ),
         ("transport stream, H.264", "cut at the front"),
         ("transport stream, HEVC", "cut at the front"),
     ],
