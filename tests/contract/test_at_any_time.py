@@ -17,8 +17,6 @@ from _inside import is_asked
 from _seats import FORKED, NONE, THREADS, in_every_seat, in_seats
 from torch.utils.data import IterableDataset
 
-from spdl_torch.loader.backends.processes import worker_process
-from spdl_torch.loader.backends.processes.process import start_child
 from spdl_torch.pipeline import PipelineStopped
 
 LENGTH = 40
@@ -183,16 +181,9 @@ def test_thread_that_asks_beside_another_one_gets_an_error(seat, gated):
 
 @pytest.mark.parametrize("gated", [Gated], indirect=True)
 @with_workers
-def test_loop_that_waits_is_told_of_a_close(seat, gated, monkeypatch):
+def test_loop_that_waits_is_told_of_a_close(seat, gated):
     """By whichever thread; again and again, it is over. Nobody takes the place of a process that
     ends by it."""
-    started = []
-
-    def start(*arguments):
-        started.append(arguments)
-        return start_child(*arguments)
-
-    monkeypatch.setattr(worker_process, "start_child", start)
     children = set(multiprocessing.active_children())
     loader = seat.loader(gated, 1)
     batches = iter(loader)
@@ -213,4 +204,3 @@ def test_loop_that_waits_is_told_of_a_close(seat, gated, monkeypatch):
     until(lambda: set(multiprocessing.active_children()) <= children)
     with pytest.raises(PipelineStopped, match="was closed"):
         next(batches)
-    assert len(started) == (seat.num_workers if seat.are_processes else 0)

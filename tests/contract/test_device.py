@@ -23,8 +23,6 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spdl_torch import PipelineDataset, PipelineFailure, UnsupportedOptionError
-from spdl_torch.io._transfer import transfer
-from spdl_torch.loader.backends import transfer_stage
 from spdl_torch.pipeline import PipelineBuilder
 
 workers = pytest.mark.parametrize("num_workers", [0, 2])
@@ -85,36 +83,6 @@ class Operations(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize(
-    ("options", "is_idle"),
-    [
-        ({"num_workers": 0}, False),
-        ({"num_workers": 2}, True),
-        ({"num_workers": 2, "isolation": "process"}, True),
-    ],
-)
-@pytest.mark.parametrize("device", [None, "cuda"])
-def test_thread_that_trains_makes_no_tensor(backends, monkeypatch, options, is_idle, device):
-    """Nor does it call torch at all for a batch, but for the hand-over, or take memory on the
-    device; without workers it does all of it. Without a device, it unpacks the batches of processes
-    itself."""
-    is_idle = is_idle and (device is not None or options.get("isolation") != "process")
-    makers, empty = [], LazyDevice.empty
-
-    def noting(machine, num_bytes):
-        makers.append(threading.current_thread())
-        return empty(machine, num_bytes)
-
-    monkeypatch.setattr(LazyDevice, "empty", noting)
-    batches = iter(DataLoader(MapData(40), batch_size=4, device=device, **options))
-    with Operations() as operations:
-        assert len([next(batches) for _ in range(8)]) == 8
-    assert (operations.seen == []) is is_idle
-    if device is not None:
-        assert len(makers) >= 8
-        assert (threading.current_thread() not in makers) is is_idle
-
-
 def test_batches_on_the_device_are_few_when_the_trainer_is_slow(backends):
     """Two are ahead of the trainer, whatever prefetch_factor allows in host memory."""
     loader = DataLoader(range(40), num_workers=2, prefetch_factor=8, device="cuda")
@@ -172,28 +140,6 @@ def test_threads_end_when_the_model_is_far_behind(stuck, load):
     del batches
     assert_threads_end(threads)
     assert stuck.is_model_stuck
-
-
-def test_wait_for_the_model_is_no_time_of_the_transfer(stuck, monkeypatch):
-    """Otherwise a report would blame the transfer for a model that is busy."""
-    timed, wait, is_timed, waits = transfer_stage.timed, transfer.wait_while, [False], []
-
-    def noting(*args):
-        is_timed[:] = [True]
-        try:
-            return timed(*args)
-        finally:
-            is_timed[:] = [False]
-
-    def noted(*args):
-        waits.extend(is_timed)
-        return wait(*args)
-
-    monkeypatch.setattr(transfer_stage, "timed", noting)
-    monkeypatch.setattr(transfer, "wait_while", noted)
-    batches = iter(loader_to_the_device())
-    take_until_far_behind(batches, stuck)
-    assert waits == [False]
 
 
 @workers

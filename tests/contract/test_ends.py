@@ -2,8 +2,6 @@
 
 import gc
 import signal
-import subprocess
-import sys
 import textwrap
 import threading
 import weakref
@@ -24,32 +22,7 @@ from _loader_helpers import (
     ThreadLoader as OnThreads,
     batches_of,
     run_script,
-    script,
 )
-
-from spdl_torch.pipeline import PipelineBuilder
-
-
-@pytest.mark.skipif(sys.version_info >= (3, 12), reason="Python starts no threads then")
-def test_function_of_the_exit_may_iterate():
-    """With worker threads and with processes, as with torch's loader. Persistent ones ended with
-    the main thread: it gets new ones."""
-    program = """
-        import atexit
-
-        def load():
-            for loader in loaders:
-                print([batch.tolist() for batch in loader])
-
-        loaders = [
-            DataLoader(range(4), 2, num_workers=2, isolation=isolation, persistent_workers=stay)
-            for isolation in ("thread", "process") for stay in (False, True)
-        ]
-        load()
-        atexit.register(load)
-    """
-    done = run_script(program)
-    assert (done.stderr, done.stdout.splitlines()) == ("", ["[[0, 1], [2, 3]]"] * 8)
 
 
 def test_thread_that_trains_on_after_the_main_one_has_its_epochs():
@@ -92,29 +65,6 @@ def test_thread_that_trains_on_after_the_main_one_has_its_epochs():
     done, kinds = run_script(program), ["pipeline", "process", "thread"]
     assert done.stderr == ""
     assert sorted(done.stdout.splitlines()) == [f"{kind} 11" for kind in kinds for _ in range(4)]
-
-
-def test_batches_are_made_after_torch_has_taken_out_operators():
-    """As for a daemon thread that loads while the program ends: torch takes out what Python code
-    has registered before that thread is stopped."""
-    program = """
-        import atexit
-        atexit.register(lambda: print(next(batches).tolist()))  # after torch's own functions
-        import torch
-        from spdl_torch import DataLoader
-
-        class Squares(torch.utils.data.Dataset):
-            def __len__(self):
-                return 4
-            def __getitem__(self, index):
-                return torch.tensor(index * index)
-
-        batches = iter(DataLoader(Squares(), 2))
-        print(next(batches).tolist())
-    """
-    words = [sys.executable, "-c", textwrap.dedent(program)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout.splitlines()) == (0, ["[0, 1]", "[4, 9]"]), done.stderr
 
 
 def test_what_lives_until_the_interpreter_is_taken_down_ends_without_a_word(tmp_path):
@@ -177,12 +127,6 @@ def test_context_that_starts_threads_has_threads():
     loader.isolation = "process"
     with pytest.raises(ValueError, match=r"starts threads\. Leave one of the two out"):
         iter(loader)
-
-
-def test_definition_does_not_print_its_source():
-    """Such as a list of 100,000 numbers."""
-    config = PipelineBuilder().add_source(list(range(100_000))).pipe(str).add_sink(3).get_config()
-    assert len(repr(config)) < 1_000
 
 
 class Stateful(StreamData):
@@ -328,30 +272,3 @@ def test_program_ends_as_its_user_has_it(how, device):
     assert len(pids) == 3
     assert shared_memory_of(*pids) == set()
     until(lambda: not any(map(is_running, pids)))
-
-
-def test_ctrl_c_ends_the_program_when_a_worker_blocks():
-    """KeyboardInterrupt wakes the waiting trainer at once; the process dies of it."""
-    program = """
-        import os, signal, threading
-        from spdl_torch.engine import threads
-
-        threads._EXIT_JOIN_SECONDS = 0.2  # for a worker that never returns
-
-        def block(samples):
-            os.write(1, b"blocked\\n")
-            threading.Event().wait()
-
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        next(iter(DataLoader(range(1000), num_workers=1, isolation="thread", collate_fn=block)))
-    """
-    with _warm.start(["-c", script(program)]) as child:
-        try:
-            assert child.stdout.readline() == "blocked\n"
-            child.send_signal(signal.SIGINT)
-            _, stderr = child.communicate(timeout=4 * PATIENCE_SECONDS)
-        finally:
-            child.kill()
-    assert stderr.rstrip().endswith("KeyboardInterrupt")
-    assert stderr.count("Traceback") == 1
-    assert child.returncode == -signal.SIGINT

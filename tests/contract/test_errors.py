@@ -21,7 +21,6 @@ from _hooks import (
     FailingBegin,
     FailingInit,
     FailingParts,
-    FailingPickle,
     FailingStates,
     FailingStream,
     Locked,
@@ -381,15 +380,6 @@ def test_error_of_load_state_dict_is_the_users(seat):
     assert_kind(caught.value, "stop", seat)
 
 
-@in_seats(SERVED)
-def test_error_of_pickling_the_dataset_is_the_users(seat):
-    """``iter()`` raises it, with a note."""
-    for kind in ("ordinary", "odd", "locked"):
-        with pytest.raises(Exception, match="in pickling what a worker") as caught:
-            iter(seat.loader(FailingPickle([kind], "")))
-        assert_kind(caught.value, kind)
-
-
 class Kept(Failing):
     """Raises one exception object again and again."""
 
@@ -431,13 +421,6 @@ class Mute(Exception):
         raise TypeError("no text")
 
 
-class Noted(Exception):
-    """Has notes of its own, which are none."""
-
-    def __init__(self):
-        self.__notes__ = 5
-
-
 class Key:
     """An index that does not like to be looked at."""
 
@@ -449,19 +432,10 @@ class Key:
         raise RuntimeError("no text")
 
 
-class InBatches(Made):
-    """Whole batches in one call."""
-
-    def __getitems__(self, indices):
-        return self.make(indices)
-
-
 # Made anew by each test: an error that was raised keeps the frames of the loop that it met.
 ERRORS = {
-    "whose text raises": (Made, Mute, {"batch_size": 3}),
-    "with notes that are none": (Made, Noted, {"batch_size": 3}),
-    "of an index that cannot be shown": (Made, KeyError, {"batch_size": None, "sampler": [Key()]}),
-    "of a slice": (InBatches, KeyError, {"batch_sampler": [slice(0, 4)]}),
+    "whose text raises": (Mute, {"batch_size": 3}),
+    "of an index that cannot be shown": (KeyError, {"batch_size": None, "sampler": [Key()]}),
 }
 
 
@@ -469,18 +443,17 @@ ERRORS = {
 @pytest.mark.parametrize("kind", ERRORS)
 def test_note_never_replaces_the_error(seat, kind):
     """The user's own object arrives, as torch's loader without workers raises it."""
-    make, error, options = ERRORS[kind]
+    error, options = ERRORS[kind]
     error = error()
 
     def fail(_):
         raise error
 
     for each in (NONE.peer, seat.loader):
-        assert error_by(lambda each=each: next(iter(each(make(fail), **options)))) is error
-    if make is Made:
-        skipping = seat.loader(make(fail), **options, on_error="skip", error_budget=99)
-        assert list(skipping) == []
-        assert len(skipping.skipped) in (1, 12)
+        assert error_by(lambda each=each: next(iter(each(Made(fail), **options)))) is error
+    skipping = seat.loader(Made(fail), **options, on_error="skip", error_budget=99)
+    assert list(skipping) == []
+    assert len(skipping.skipped) in (1, 12)
     # Its frames hold the loaders, which later tests would find among the live ones.
     error.with_traceback(None)
 

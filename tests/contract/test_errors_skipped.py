@@ -2,9 +2,7 @@
 
 import gc
 import json
-import os
 import pickle
-import threading
 import weakref
 from contextlib import nullcontext
 from fractions import Fraction
@@ -14,13 +12,12 @@ import pytest
 import torch
 from _datasets import Made, MapData, Sized, StreamData
 from _inside import state_of
-from _loader_helpers import PATIENCE_SECONDS, DataLoader, epoch_of
+from _loader_helpers import DataLoader, epoch_of
 from _seats import FORKED, NONE, ONE, THREADS, in_seats
 from hypothesis import given, settings, strategies as st
 from torch.utils.data import DistributedSampler, IterableDataset, Subset
 
 from spdl_torch.errors import PipelineFailure
-from spdl_torch.loader.backends.jobs import Epoch
 
 everywhere = in_seats(NONE, THREADS, FORKED)
 none_or_one = in_seats(NONE, ONE)
@@ -342,40 +339,6 @@ def test_samples_left_out_of_a_batch_that_fails_afterwards_are_told(seat, collat
     assert issubclass(found[-1], errors)
     assert len(found) == 2
     assert loader.skipped == [(4, "fetch", "ValueError: bad 4")]
-
-
-@everywhere
-def test_failures_are_recorded_before_their_batch_is_handed_over(seat, monkeypatch):
-    """Whoever has the batch finds what failed in it in the trace; also when the worker gets no
-    further, and when its process has ended."""
-    checked, deliver, trainer = threading.Event(), Epoch.deliver, os.getpid()
-
-    def and_no_further(epoch, result):
-        deliver(epoch, result)
-        assert os.getpid() != trainer or checked.wait(PATIENCE_SECONDS)
-
-    monkeypatch.setattr(Epoch, "deliver", and_no_further)
-    loader = skipping(seat, Noisy(8, {3, 5}), batch_size=8)
-    iterator = iter(loader)
-    try:
-        next(iterator)
-        for _ in range(2):
-            assert sorted(each["key"] for each in failures_in(loader)) == ["3", "5"]
-            checked.set()
-            list(iterator)  # the workers end
-    finally:
-        checked.set()
-        del iterator
-
-
-@none_or_one
-def test_a_batch_that_failed_is_in_the_trace(seat):
-    """Without workers as with them."""
-    loader = seat.loader(Noisy(4, {2}), batch_size=4)
-    with pytest.raises(ValueError, match="bad 2"):
-        list(loader)
-    (failure,) = failures_in(loader)
-    assert (failure["item"], failure["error"]) == (0, "ValueError: bad 2")
 
 
 def test_error_does_not_keep_the_batch_alive():

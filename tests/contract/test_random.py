@@ -154,7 +154,7 @@ def test_the_first_loader_of_a_program_draws_what_later_ones_draw():
     done = _warm.run(["-W", "ignore", HELPERS / "_first_draws.py"], timeout=HANG_SECONDS)
     assert done.returncode == 0, done.stderr[-5000:]
     for kind, by_seat in json.loads(done.stdout).items():
-        if kind in ("stream", "by worker", "worker_init_fn", "persistent"):
+        if kind in ("stream", "by worker", "worker_init_fn"):
             # Of two workers the numbers count, and those that persist are seeded once.
             assert by_seat.pop("none") != by_seat["threads"], kind
         assert len(set(by_seat.values())) == 1, (kind, by_seat)

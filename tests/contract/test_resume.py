@@ -1,6 +1,5 @@
 """Resuming, beside the histories: what a state counts, and what comes again."""
 
-import json
 import warnings
 from contextlib import nullcontext
 from functools import partial
@@ -30,9 +29,7 @@ from _loader_helpers import (
 )
 from _seats import FORKED, NONE, ONE, THREADS, in_seats
 from hypothesis import given, settings, strategies as st
-from torch.utils.data import BatchSampler, DistributedSampler
 
-import spdl_torch
 from spdl_torch.testing import assert_resume_exact
 
 none_or_threads = in_seats(NONE, THREADS)
@@ -90,50 +87,6 @@ def test_a_stateful_iterable_makes_nothing_twice():
     (worker,) = state["workers"]
     assert min(NotingStream.made) == 20 - worker["num_after"]
     assert worker["num_after"] <= 16, "it was asked at least once"
-
-
-SAMPLERS = {"torch": DistributedSampler, "ours": spdl_torch.DistributedSampler}
-
-
-@pytest.mark.parametrize("kind", SAMPLERS)
-@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 4), (4, 1)])
-@pytest.mark.parametrize("in_batches", [False, True])
-def test_any_number_of_ranks_with_the_same_global_batch(kind, before, after, in_batches):
-    """Together the ranks go on after the samples of all ranks, with the same random numbers as any
-    number of them."""
-
-    def ranks(world):
-        loaders = []
-        for rank in range(world):
-            sampler = SAMPLERS[kind](Drawn(48), num_replicas=world, rank=rank, seed=2)
-            sampler.set_epoch(3)
-            options = {"batch_size": 8 // world, "sampler": sampler}
-            if in_batches:
-                options = {"batch_sampler": BatchSampler(sampler, 8 // world, drop_last=False)}
-            loaders.append(DataLoader(Drawn(48), seed=9, **options))
-        return loaders
-
-    def steps(loaders):
-        """The global batches, sorted, for the ranks' order in one is another."""
-        return [sorted(torch.cat(step).tolist()) for step in zip(*loaders, strict=True)]
-
-    whole = steps(ranks(before))
-    assert whole == steps(ranks(after))
-    loaders = ranks(before)
-    for iterator in [iter(loader) for loader in loaders]:
-        next(iterator)
-        next(iterator)
-    states = [loader.state_dict() for loader in loaders]
-    own = {"generators", "base_seed"}  # here the ranks share torch's global generator
-    (common,) = {json.dumps({k: v for k, v in s.items() if k not in own}) for s in states}
-    assert '"rank"' not in common, "rank 0's state serves all"
-    others = ranks(after)
-    for loader in others:
-        sampler = loader.batch_sampler.sampler
-        sampler.set_epoch(0)
-        loader.load_state_dict(states[0])
-        assert sampler.epoch == 3
-    assert steps(others) == whole[2:]
 
 
 class Counting(Drawn):

@@ -6,12 +6,10 @@ import threading
 from collections import namedtuple
 from dataclasses import dataclass
 from itertools import islice
-from unittest import mock
 
 import pytest
 import torch
 from _datasets import BulkData, GatedData, Indices, Made, MapData
-from _gates import switching
 from _inside import forget_iterator
 from _loader_helpers import (
     PATIENCE_SECONDS,
@@ -34,8 +32,6 @@ from torch.utils.data import (
     default_collate,
     get_worker_info,
 )
-
-from spdl_torch.loader.backends import worker_thread as worker_module
 
 data8 = MapData(8)
 
@@ -317,42 +313,6 @@ def test_dataset_that_cannot_be_copied_still_loads(caplog):
     assert "Uncopyable cannot be copied (TypeError: cannot copy this)" in caplog.text
 
 
-def test_timeout_holds_for_the_start_of_threads(monkeypatch):
-    """Which iter() waits for, and so for a worker_init_fn that hangs."""
-    monkeypatch.setattr("spdl_torch.loader.backends.threads._LEAST_START_SECONDS", 0.1)
-    gate = threading.Event()
-    loader = ThreadLoader(
-        MapData(4), num_workers=2, timeout=0.1, worker_init_fn=lambda _: gate.wait(PATIENCE_SECONDS)
-    )
-    with pytest.raises(RuntimeError, match=r"timed out after 0\.1 seconds in iter\(\)"):
-        iter(loader)
-    gate.set()
-    assert len(list(loader)) == 4
-
-
-class Copied(MapData):
-    """Knows when two copies of it are under way, and loads in its own way while it is copied."""
-
-    copying, met = threading.Lock(), []
-
-    def __copy__(self):
-        if not self.copying.acquire(blocking=False):
-            self.met.append(threading.current_thread().name)
-            raise TypeError("two threads copy at once")
-        epoch_of(ThreadLoader(MapData(4), num_workers=2))
-        self.copying.release()
-        return MapData(len(self))
-
-
-def test_workers_copy_the_dataset_one_after_another():
-    """Python 3.11 crashes in a later garbage collection if two threads look at the ``__dict__`` of
-    one object for the first time, which is what copying does. No other loader waits for it."""
-    with switching():
-        for _ in range(5):
-            assert len(epoch_of(ThreadLoader(Copied(8), num_workers=4))) == 8
-    assert not Copied.met
-
-
 class Awkward(Indices):
     """Something that only loaders look at goes wrong."""
 
@@ -374,15 +334,6 @@ class Awkward(Indices):
         raise SystemExit("cannot be copied")
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("how", ["property", "itself"])
-def test_dataset_that_cannot_be_looked_at_loads(how, num_workers):
-    """Attributes that torch does not look at decide nothing."""
-    loader = DataLoader(Awkward(how), 4, num_workers=num_workers)
-    assert batches_of(loader) == batches_of(torch_loader(Awkward(how), 4))
-    assert loader.report()
-
-
 def test_error_before_a_worker_is_ready_is_the_loops():
     """It comes as an error of ``worker_init_fn`` does, at the first batch; nobody waits for it."""
     batches = iter(ThreadLoader(Awkward("exit"), 4, num_workers=2))
@@ -391,44 +342,6 @@ def test_error_before_a_worker_is_ready_is_the_loops():
     assert type(caught.value.__cause__) is SystemExit
     assert "in copying the dataset" in caught.value.__notes__[0]
     assert next(batches, None) is None
-
-
-def test_failing_thread_of_the_loader_is_no_hang(monkeypatch, caplog):
-    """A bug in the loader itself raises in the loop, and the log has the traceback."""
-
-    def fail(*_args, **_cells):
-        raise LookupError("a mistake of ours")
-
-    loader = ThreadLoader(Indices(), 2, num_workers=2)
-    monkeypatch.setattr(worker_module, "record_parts", fail)
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="no fault of the dataset: LookupError"):
-            next(iter(loader))
-    assert "in fail" in caplog.text
-    monkeypatch.undo()
-    assert len(batches_of(loader)) == 6
-
-
-@pytest.mark.parametrize("most", [0, 2])
-def test_threads_end_when_the_system_has_no_more(monkeypatch, most):
-    """Threads that were started end, and the next epoch begins as if nothing had happened."""
-    start, started = threading.Thread.start, []
-
-    def start_some(thread):
-        if thread.name.startswith("spdl-loader"):
-            if len(started) >= most:
-                raise RuntimeError("can't start new thread")
-            started.append(thread)
-        start(thread)
-
-    loader = ThreadLoader(Indices(), 2, num_workers=4)
-    monkeypatch.setattr(threading.Thread, "start", start_some)
-    with pytest.raises(RuntimeError, match="can't start new thread"):
-        iter(loader)
-    monkeypatch.undo()
-    assert len(started) == most
-    assert_threads_end()
-    assert len(batches_of(loader)) == 6
 
 
 @pytest.mark.parametrize("loader_class", [ThreadLoader, DataLoader, torch_loader])
@@ -460,11 +373,3 @@ def test_stuck_worker_does_not_stop_the_others(loader_class, rng):
         gate.set()
     assert len(found) == count
     assert rng == "worker" or found == list(range(30))
-
-
-def test_sampler_that_answers_to_every_name_is_no_endless_search():
-    """As tests of frameworks pass them."""
-    inner = mock.Mock(spec=[])
-    inner.sampler = inner
-    for sampler in (mock.Mock(), mock.MagicMock(), inner):
-        assert DataLoader(range(3), sampler=sampler).sampler is sampler

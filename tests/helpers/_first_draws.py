@@ -93,10 +93,8 @@ KINDS = {
     "samples": (Draws(), {}),
     "stream": (Stream(), {}),
     "collate": (Draws(), {"collate_fn": collate}),
-    "worker_init_fn": (Draws(), {"worker_init_fn": begin}),
+    "worker_init_fn": (Draws(), {"worker_init_fn": begin, "persistent_workers": True}),
     "by worker": (Draws(), {"rng": "worker"}),
-    "persistent": (Draws(), {"persistent_workers": True}),
-    "one by one": (Draws(MANY), {"batch_size": None}),
     "late": (Draws(MANY, MANY - 30), {}),
 }
 SEATS = {seat.name: seat for seat in (NONE, THREADS, FORKED)}

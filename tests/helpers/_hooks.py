@@ -223,10 +223,3 @@ class FailingInit:
     def __call__(self, number):
         if self.kinds[number] is not None:
             raise error_of(self.kinds[number], "worker_init_fn")
-
-
-class FailingPickle(Failing):
-    """A dataset whose pickling raises."""
-
-    def __reduce__(self):
-        raise error_of(self.kinds[0], "__reduce__")

@@ -18,7 +18,7 @@ from _forks import found_in_fork
 
 from spdl_torch import DataLoader
 
-STEP = 701
+STEP = 1409
 """Between two places that are tried: a prime, so that loops are not met at one place alone."""
 
 
