@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from spdl_torch.autotune import PerfParams
-from spdl_torch.autotune.tuner import Bounds, Tuner, Window, window_of
+from spdl_torch.autotune.tuner import Bounds, Tuner, Window
 from spdl_torch.observe import Probes
 from spdl_torch.pipeline import PipelineStats, StageStats
 
@@ -177,38 +177,6 @@ def test_reason_is_given_when_nothing_is_left_to_gain(stages, options, reason):
     assert model.rate(model.counts) >= 0.95 * model.optimum(bounds)
 
 
-@pytest.mark.parametrize(
-    ("count", "at_most", "limits", "told"),
-    [
-        (2, 2, {}, "slow: 3 -> 2, 40.0 -> 40.0 items/s: io-limit"),
-        # However much it gains: the threads that it added keep more in flight than was known.
-        (4, 64, {"memory_bytes": 1000}, "slow: 6 -> 4, 80.0 -> 120.0 items/s: memory"),
-    ],
-)
-def test_step_is_taken_back_that_does_not_gain_or_takes_too_much_memory(
-    count, at_most, limits, told
-):
-    """And its stage is left alone."""
-    stage = ModelStage("slow", 0.05, at_most=at_most)
-    model = Model([stage], counts={"slow": count}, bytes_per_thread=100 * len(limits))
-    tuner = Tuner(Bounds(threads=64, cores=1000, **limits))
-    model.counts.update([tuner.step(model.window())[0]])
-    model.bytes_per_thread *= 2
-    change, decisions = tuner.step(model.window())
-    assert (change, [*map(str, decisions)]) == (("slow", count), [told])
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.integers(0, 1000), st.floats(0.0, 0.05))
-def test_noise_does_not_keep_it_from_ending(seed, noise):
-    """It settles, near the optimum, also where windows differ by some per cent."""
-    stages = [ModelStage("read", 0.001), ModelStage("decode", 0.06)]
-    model = Model(stages, noise=noise, random=random.Random(seed))
-    bounds = Bounds(threads=40, cores=1000)
-    tune(model, bounds, windows=100)
-    assert model.rate(model.counts) >= 0.5 * model.optimum(bounds)
-
-
 def test_it_looks_again_when_the_data_changes():
     """Decoding takes four times as long from now on."""
     model = Model([ModelStage("decode", 0.02)], step=0.01)
@@ -222,20 +190,6 @@ def test_it_looks_again_when_the_data_changes():
         reasons += [d.reason for d in decisions]
     assert reasons[0] == "drift"
     assert model.window().stats.consumer_wait_ratio <= 0.06
-
-
-def test_pause_of_the_consumer_is_left_out_of_a_window():
-    """A validation of a minute between two batches does not count as slow loading."""
-
-    def part(seconds, num_items, waited):
-        stats = PipelineStats(int(seconds * 1e9), int(waited * 1e9), ())
-        return Window(stats=stats, num_items=num_items)
-
-    usual, pause = part(0.5, 50, 0.1), part(60.0, 50, 0.1)
-    found = window_of([usual, usual, pause, usual])
-    assert (found.num_items, found.stats.elapsed) == (150, 1.5)
-    assert found.noise < 0.01
-    assert window_of([part(1.0, 10, 0.0), part(1.0, 30, 0.0)]).noise > 0.4
 
 
 def test_option_of_auto_is_refused_when_out_of_range():

@@ -1,29 +1,42 @@
-"""Loaders and pipelines that are tuned while they run: the same results, each decision reported."""
+"""Loaders and pipelines that are tuned while they run: the same results, each decision reported;
+``num_workers="auto"``: workers join and leave as an epoch runs."""
 
 import copy
+import gc
 import itertools
 import logging
 import os
 import pickle
 import random
+import select
+import signal
 import threading
+import weakref
 
 import pytest
 import torch
-from _datasets import BulkData, Made, MapData, StreamData
-from _gates import PATIENCE_SECONDS, until
-from _inside import backend_of, is_tuned, resize
-from _loader_helpers import ThreadLoader as DataLoader, epoch_of
-from _tuners import RandomTuner, auto
+from _datasets import BulkData, Indices, Made, MapData, StreamData
+from _gates import num_fds, until
+from _inside import backend_of, children_of, give_out, is_tuned, resize, tuning_of
+from _isolated import children, nothing_left, release_what_has_ended
+from _loader_helpers import (
+    PATIENCE_SECONDS,
+    DataLoader,
+    ThreadLoader,
+    assert_threads_end,
+    epoch_of,
+)
+from _readings import shown
+from _tuners import auto
+from torch.utils.data import Dataset, get_worker_info
 
 from spdl_torch import PipelineDataset
 from spdl_torch.autotune import PerfParams, tuning as tuning_module
-from spdl_torch.autotune.tuner import Bounds
-from spdl_torch.data.dataset import _transfer_stage
-from spdl_torch.loader.auto_workers import LoaderTuner
 from spdl_torch.pipeline import PipelineBuilder
 
-FORKS = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+__all__ = ["nothing_left"]
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 
 
 AUGMENTED = Made(
@@ -40,8 +53,8 @@ RESHUFFLED = {"seed": 3, "shuffle": True, "persistent_workers": True, "prefetch_
         ("thread", MapData(60, dict.fromkeys(range(0, 60, 9), ValueError)), {"on_error": "skip"}),
         ("thread", MapData(60), {"in_order": False}),
         ("thread", AUGMENTED, RESHUFFLED),
-        pytest.param("process", MapData(60, {7: ValueError}), {"in_order": False}, marks=FORKS),
-        pytest.param("process", AUGMENTED, RESHUFFLED, marks=FORKS),
+        ("process", MapData(60, {7: ValueError}), {"in_order": False}),
+        ("process", AUGMENTED, RESHUFFLED),
     ],
 )
 def test_batches_are_those_of_any_fixed_number(dataset, options, isolation, at_random):
@@ -51,7 +64,7 @@ def test_batches_are_those_of_any_fixed_number(dataset, options, isolation, at_r
 
     def epochs(num_workers, **more):
         torch.manual_seed(5)
-        loader = DataLoader(dataset, num_workers=num_workers, **{**options, **more})
+        loader = ThreadLoader(dataset, num_workers=num_workers, **{**options, **more})
         return [epoch_of(loader) for _ in range(3)], loader
 
     found, loader = epochs(auto(2, **at_random))
@@ -63,35 +76,9 @@ def test_batches_are_those_of_any_fixed_number(dataset, options, isolation, at_r
     assert found == expected
 
 
-def test_workers_that_are_about_to_leave_are_not_counted(monkeypatch):
-    """Their numbers are free when they have left: nobody joins in their place before, and later the
-    last one does not leave for them."""
-    threads = type(backend_of(iter(DataLoader(MapData(1), num_workers=1))))
-    may_leave, leaving, is_surplus = threading.Event(), [], threads._is_surplus
-
-    def slowly(workers):
-        if not is_surplus(workers):
-            return False
-        leaving.append(threading.current_thread())
-        return may_leave.wait(PATIENCE_SECONDS)
-
-    monkeypatch.setattr(threads, "_is_surplus", slowly)
-    loader = DataLoader(Made(int, 200), num_workers=auto(1, max_threads=2))
-    batches = iter(loader)
-    resize(batches, 2)
-    resize(batches, 1)
-    got = [next(batches)]
-    until(lambda: leaving)
-    resize(batches, 2)
-    assert loader.num_workers == 1
-    resize(batches, 1)
-    may_leave.set()
-    assert len([*got, *batches]) == 200
-
-
 def test_worker_that_joins_and_cannot_start_ends_the_epoch():
     """The loop has its error, and then the end."""
-    loader = DataLoader(
+    loader = ThreadLoader(
         MapData(30),
         num_workers=auto(1, max_threads=6),
         worker_init_fn=lambda number: {0: "a licence"}[number],
@@ -103,30 +90,15 @@ def test_worker_that_joins_and_cannot_start_ends_the_epoch():
     assert next(batches, None) is None
 
 
-def test_prefetch_fits_into_the_memory():
-    """Ten batches of 800 bytes: 4 workers make 8 ahead where there is room, else 5, at least 4."""
-    state = tuning_module.TuningState(PerfParams.auto().tuning, "test")
-    loader = DataLoader(MapData(4), num_workers=auto(4))
-
-    def most(memory_bytes):
-        loader.prefetch_factor = 2
-        tuner = LoaderTuner(loader, state, backend=None)
-        tuner._batch_bytes = 800
-        state.tuner.bounds = Bounds(threads=8, cores=4, memory_bytes=memory_bytes)
-        return tuner.max_outstanding
-
-    assert [most(n) for n in (None, 10_400, 8_000, 100)] == [8, 8, 5, 4]
-
-
 @pytest.mark.parametrize(
     ("dataset", "options"), [(StreamData(60, split=True), {}), (MapData(60), {"rng": "worker"})]
 )
 def test_number_stays_where_it_would_show(dataset, options, at_random):
     """An iterable dataset divides itself among its workers; with rng="worker" each has a stream."""
-    loader = DataLoader(dataset, num_workers=auto(2, **at_random), **options)
+    loader = ThreadLoader(dataset, num_workers=auto(2, **at_random), **options)
     number = loader.num_workers
     assert not is_tuned(loader)
-    fixed = DataLoader(dataset, num_workers=int(number), **options)
+    fixed = ThreadLoader(dataset, num_workers=int(number), **options)
     torch.manual_seed(0)
     found = epoch_of(loader)
     torch.manual_seed(0)
@@ -136,23 +108,23 @@ def test_number_stays_where_it_would_show(dataset, options, at_random):
 
 def test_number_is_an_int_and_stays_auto_in_copies():
     """torch, Lightning and Accelerate take it for a number and build loaders from it."""
-    loader = DataLoader(MapData(8), num_workers="auto")
+    loader = ThreadLoader(MapData(8), num_workers="auto")
     assert isinstance(loader.num_workers, int)
     assert loader.num_workers >= 1
-    again = DataLoader(MapData(8), num_workers=loader.num_workers)
+    again = ThreadLoader(MapData(8), num_workers=loader.num_workers)
     for each in (loader, again, copy.copy(loader), pickle.loads(pickle.dumps(again))):
         assert is_tuned(each)
         assert each.num_workers == loader.num_workers
-    assert not is_tuned(DataLoader(MapData(8), num_workers=int(loader.num_workers)))
-    assert DataLoader(MapData(8), num_workers="auto", prefetch_factor=3).prefetch_factor == 3
+    assert not is_tuned(ThreadLoader(MapData(8), num_workers=int(loader.num_workers)))
+    assert ThreadLoader(MapData(8), num_workers="auto", prefetch_factor=3).prefetch_factor == 3
     with pytest.raises(ValueError, match=r'num_workers="auto" needs figures.*stats=False'):
-        DataLoader(MapData(8), num_workers="auto", stats=False)
+        ThreadLoader(MapData(8), num_workers="auto", stats=False)
 
 
 def test_decisions_reach_the_trace_and_the_log(at_random, caplog):
     """With the keys that are promised."""
     caplog.set_level(logging.INFO, logger="spdl_torch.autotune")
-    loader = DataLoader(MapData(100), num_workers=auto(2, **at_random))
+    loader = ThreadLoader(MapData(100), num_workers=auto(2, **at_random))
     assert len(epoch_of(loader)) == 100
     decisions = loader.decisions
     instants = [i for i in loader.profile().timelines[0].instants if i.name == "decision"]
@@ -210,28 +182,6 @@ def test_dataset_is_tuned_over_its_passes(at_random):
     assert list(zip(dataset, dataset, strict=True)) == list(zip(expected, expected, strict=True))
 
 
-def test_transfer_of_a_dataset_with_a_device_keeps_its_one_thread():
-    """As one of a user's does."""
-    assert not _transfer_stage(None, threading.Event()).is_adjustable
-
-
-def test_tuner_that_breaks_does_not_break_the_pipeline(at_random, monkeypatch, caplog):
-    """The log has its error."""
-
-    def broken(self, window):
-        raise ZeroDivisionError("in the tuner")
-
-    monkeypatch.setattr(RandomTuner, "step", broken)
-    params = tuned_by(**at_random)
-    builder = params.apply(tuned_builder(itertools.count()).add_sink())
-    with builder.build(**params.build_options()).auto_stop() as pipeline:
-        for _ in zip(pipeline, range(10**7), strict=False):
-            if "in the tuner" in caplog.text:
-                break
-        assert "in the tuner" in caplog.text
-        assert pipeline.get_item(PATIENCE_SECONDS) > 0
-
-
 def test_apply_keeps_the_order_of_stages_that_may_grow():
     """Those with one thread; what is in keep stays; a name that no stage has is refused."""
     spec = PerfParams.auto(keep=["kept"]).apply(tuned_builder([]).aggregate(2).add_sink())
@@ -239,3 +189,122 @@ def test_apply_keeps_the_order_of_stages_that_may_grow():
     assert orders == ["input", "input", "completion", "completion"]
     with pytest.raises(ValueError, match="no stage 'other'"):
         PerfParams.auto(keep=["other"]).apply(tuned_builder([]).add_sink())
+
+
+class WhoWaits(Dataset):
+    """A sample says which thread made it, the only one of its process or not, whether that has
+    begun as a worker, and as which. The first five wait until ``open`` is called; pipes, because a
+    process may be killed while it waits."""
+
+    begun = None
+
+    def __init__(self):
+        self.gate, self.inside = os.pipe(), os.pipe()
+        weakref.finalize(
+            self, lambda ends: [os.close(end) for end in ends], self.gate + self.inside
+        )
+
+    def open(self):
+        os.write(self.gate[1], b".")  # nobody reads it
+
+    def wait_inside(self, number):
+        for _ in range(number):
+            assert select.select([self.inside[0]], [], [], PATIENCE_SECONDS)[0]
+            os.read(self.inside[0], 1)
+
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, index):
+        if index < 5:
+            os.write(self.inside[1], b".")
+            assert select.select([self.gate[0]], [], [], PATIENCE_SECONDS)[0]
+        info, thread = get_worker_info(), threading.get_native_id()
+        return torch.tensor([index, thread, self.begun == thread, info.id, info.num_workers])
+
+
+def begin(number):
+    """A ``worker_init_fn``."""
+    get_worker_info().dataset.begun = threading.get_native_id()
+
+
+@pytest.mark.parametrize(
+    ("isolation", "kind"), [("thread", "worker"), ("process", "worker process")]
+)
+def test_workers_join_and_leave_in_an_epoch(isolation, kind):
+    """Four samples are made at once after growth, by workers like any other: their ids are below
+    the number that all see. Those that leave answer their jobs first, and end; figures and rows of
+    all are kept."""
+    list(DataLoader(Indices(4), num_workers=1, isolation="process"))  # opens what stays
+    release_what_has_ended()
+    before, dataset = num_fds(), WhoWaits()
+    options = {"isolation": isolation, "worker_init_fn": begin}
+    loader = DataLoader(dataset, num_workers=auto(1, max_threads=6), **options)
+    batches = iter(loader)
+    resize(batches, 4)
+    give_out(batches)
+    dataset.wait_inside(4)  # the first one has the second sample as well
+    assert loader.num_workers == loader.snapshot().stages[0].concurrency == 4
+    resize(batches, 1)
+    dataset.open()
+    made = torch.cat(list(batches)).tolist()
+    assert [index for index, *_ in made] == list(range(60))
+    assert len({thread for _, thread, *_ in made}) == 4
+    assert {tuple(others) for _, _, *others in made} == {(1, number, 6) for number in range(4)}
+    assert len({thread for index, thread, *_ in made if index >= 8}) == 1
+    assert loader.snapshot().stages[0].tasks.num_tasks == 60
+    assert loader.report().placement.num_processes == (isolation == "process")
+    rows = [row.name for row in loader.profile().timelines[0].rows if row.role == "stage"]
+    kind = "worker" if isolation == "thread" else "worker process"
+    assert rows == [f"{kind}[{n}]" for n in range(4)]
+    del loader, batches, dataset
+    gc.collect()
+    assert_threads_end()
+    release_what_has_ended()
+    assert num_fds() == before
+
+
+def test_process_that_is_killed_while_it_leaves_loses_nothing(caplog):
+    """Its jobs are made again, whoever is left."""
+    dataset = WhoWaits()
+    loader = DataLoader(dataset, num_workers=auto(3, max_threads=6))
+    batches = iter(loader)
+    resize(batches, 3)
+    dataset.wait_inside(3)
+    leaving = children_of(batches)[2].pid
+    resize(batches, 1)
+    os.kill(leaving, signal.SIGKILL)
+    dataset.open()
+    assert torch.cat(list(batches))[:, 0].tolist() == list(range(60))
+    assert "was killed by SIGKILL" in caplog.text
+    assert children() == []
+
+
+class QuickInCompany(Indices):
+    """Waits, as for storage, and so long for one process alone that it is busy, and a second one
+    gains, whatever else the machine does."""
+
+    def __init__(self):
+        super().__init__(1_000_000)
+        self.present = torch.zeros(4).share_memory_()
+
+    def __getitem__(self, index):
+        self.present[get_worker_info().id] = 1
+        signal.sigtimedwait([], 0.05 if self.present.sum() < 2 else 0.001)
+        return index
+
+
+def test_number_settles(caplog):
+    """From one process on, by the loop's speed; the report shows what was decided."""
+    dataset, workers = QuickInCompany(), auto(1, max_threads=4, window_seconds=0.1)
+    loader = DataLoader(dataset, num_workers=workers, batch_size=1)
+    batches = iter(loader)
+    for _ in batches:
+        if tuning_of(loader).tuner.is_settled:
+            break
+        # A busy machine may start a process long after the window that is to judge it has begun.
+        if dataset.present.sum() < loader.num_workers:
+            give_out(batches)
+            until(lambda: dataset.present.sum() >= loader.num_workers)
+    assert loader.num_workers > 1
+    assert f'num_workers="auto": {loader.decisions[-1]}' in shown(loader.report())

@@ -1,10 +1,7 @@
 """Batches for a device are made in pinned memory: nothing is packed, nothing is overwritten."""
 
 import functools
-import gc
-import mmap
 import multiprocessing
-import weakref
 
 import numpy as np
 import pytest
@@ -12,45 +9,19 @@ import torch
 from _datasets import Made
 from _lazy_device import machine
 from _loader_helpers import ThreadLoader as DataLoader
-from hypothesis import given, settings, strategies as st
 from PIL import Image
-from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
+from torch.utils.data import Subset, TensorDataset, default_collate
 from torchvision import transforms
 
 from spdl_torch import ImageFolder, PipelineDataset
 from spdl_torch.io import batch_storage
 from spdl_torch.io._storage import room_in_batch
 from spdl_torch.io._transfer import transfer
-from spdl_torch.io._transfer.batch_memory import BatchMemory
-from spdl_torch.io._transfer.region import LimitedLocker, PageLocker, Region
 from spdl_torch.io._transfer.slabs import SMALL_BYTES
-from spdl_torch.io._transfer.transfer import Transfer
 from spdl_torch.loader.backends.processes.shared_memory import Slab
 from spdl_torch.pipeline import PipelineBuilder
 
 FORKED = {"multiprocessing_context": "fork"}
-
-
-class Locker(PageLocker):
-    """Locks pages, and knows what is locked."""
-
-    def __init__(self, most_bytes=1 << 40):
-        self.most_bytes = most_bytes
-        self.locked = {}
-        self.peak = 0
-
-    def lock_pages(self, address, num_bytes):
-        if sum(self.locked.values()) + num_bytes > self.most_bytes:
-            return False
-        self.locked[address] = num_bytes
-        self.peak = max(self.peak, sum(self.locked.values()))
-        return True
-
-    def unlock_pages(self, address):
-        del self.locked[address]
-
-    def lend(self, owner, region, give_back):
-        weakref.finalize(owner, give_back).atexit = False
 
 
 def made(memory, sizes):
@@ -59,43 +30,6 @@ def made(memory, sizes):
     tensors = [memory.room(size) for size in sizes]
     memory.end()
     return tensors
-
-
-@settings(deadline=None, max_examples=40)
-@given(
-    st.integers(1, 4),
-    st.lists(
-        st.tuples(st.lists(st.integers(1, 6), min_size=1, max_size=3), st.integers(0, 3)),
-        max_size=20,
-    ),
-)
-def test_batches_that_are_held_never_share_memory(most_pieces, steps):
-    """Whatever their sizes and the order in which they go; pieces are as few as was said, and when
-    all is gone nothing is locked."""
-    locker = Locker()
-    memory, held = BatchMemory(locker, most_pieces, lambda: None), []
-    for value, (sizes, place) in enumerate(steps):
-        del held[place : place + 1]
-        for tensor in made(memory, [number * SMALL_BYTES for number in sizes]):
-            held += [] if tensor is None else [(tensor.fill_(value), value)]
-        tensor = None
-        assert len(locker.locked) <= most_pieces
-        assert all((each[::4096] == number).all() for each, number in held)
-    del memory, held
-    gc.collect()
-    assert locker.locked == {}
-
-
-def test_piece_is_free_once_its_copy_is_done(backends):
-    """For whoever needs one, if the transfer has not looked yet; but not while it is copied."""
-    staging = Transfer("cuda", num_slabs=2)
-    memory = staging.batch_memory(1)
-    staged = staging.stage(made(memory, [SMALL_BYTES])[0].fill_(7))
-    assert made(memory, [SMALL_BYTES]) == [None]
-    staged.synchronize()
-    (again,) = made(memory, [SMALL_BYTES])
-    again.fill_(0)
-    assert staged.receive().unique().tolist() == [7]
 
 
 def frames(index):
@@ -124,18 +58,6 @@ def pictures(folder):
     return ImageFolder(folder, transforms.Compose([transforms.RandomResizedCrop(160), *steps]))
 
 
-class Clips(Dataset):
-    """A batch of clips in one call, in the memory that the loader offers."""
-
-    def __len__(self):
-        return 12
-
-    def __getitems__(self, indices):
-        frames = batch_storage().tensor((len(indices), 3, 64, 48, 3))
-        numbers = torch.tensor(indices)
-        return list(zip(frames.copy_(numbers.view(-1, 1, 1, 1, 1)), indices, strict=True))
-
-
 def rows(_):
     """Rows of large tensors."""
     numbers = torch.arange(12 * 20_000, dtype=torch.float32).view(12, 20_000)
@@ -145,11 +67,8 @@ def rows(_):
 DATA = {
     "collate": lambda _: Made(frames, 12),
     "kernel": pictures,
-    "clips": lambda _: Clips(),
     "rows": rows,
 }
-WHOLE = ("kernel", "clips")
-"""Those whose batches have one large tensor, which is made as one."""
 
 
 @pytest.fixture
@@ -205,7 +124,7 @@ def test_large_tensors_are_not_copied_before_the_wire(
     room. Values are those without a device."""
     dataset = DATA[kind](folder)
     equal(epochs(dataset, "cuda", **options), epochs(dataset, num_workers=0))
-    num_packed, num_first = sum(size >= SMALL_BYTES for size in packed), 2 * (kind not in WHOLE)
+    num_packed, num_first = sum(size >= SMALL_BYTES for size in packed), 2 * (kind != "kernel")
     is_process = options is IN_PROCESS
     assert num_packed <= (0 if is_process else num_first * max(1, options["num_workers"]))
     assert copied_by_children.value == num_first * is_process
@@ -228,27 +147,6 @@ def test_memory_is_offered_to_the_thread_that_makes_the_batch_alone(backends, fo
     """Not to the trainer's own calls, while it holds a batch or after."""
     for _ in DataLoader(pictures(folder), 4, num_workers=0, device="cuda"):
         assert room_in_batch(1 << 20) is None
-
-
-def test_region_is_locked_once_there_is_room():
-    """And not asked for again by a system that has refused."""
-    locker = Locker()
-    limited = LimitedLocker(locker, 1)
-    first, second = (Region(mmap.mmap(-1, 4096), limited) for _ in range(2))
-    assert (first.is_locked, second.is_locked) == (True, False)
-    del first
-    second.lock()
-    assert second.is_locked
-    assert len(locker.locked) == 1
-    limited.grow(2)
-    limited.grow(1)
-    assert Region(mmap.mmap(-1, 4096), limited).is_locked
-    refusing = Locker(most_bytes=0)
-    limited = LimitedLocker(refusing, 2)
-    region = Region(mmap.mmap(-1, 4096), limited)
-    refusing.most_bytes = 1 << 20
-    region.lock()
-    assert not region.is_locked
 
 
 def clips_of(numbers):

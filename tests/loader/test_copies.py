@@ -2,7 +2,6 @@
 
 import gc
 import os
-import threading
 from collections import Counter
 from functools import partial
 
@@ -14,9 +13,6 @@ from _seats import NUM_WORKERS, in_every_seat
 from torch.utils.data import Dataset
 
 from spdl_torch import DataLoader
-from spdl_torch.data.sources import ListSource
-from spdl_torch.objects.copies import deep_copy, shallow_copy
-from spdl_torch.testing import assert_reproducible, assert_thread_safe
 
 
 class Ends:
@@ -35,32 +31,13 @@ class Slotted:
     __init__, __del__ = Ends.__init__, Ends.__del__
 
 
-class Listed(list, Ends):
-    def __init__(self, log, name):
-        super().__init__([name])
-        Ends.__init__(self, log, name)
-
-
 class Keyed(dict, Ends):
     def __init__(self, log, name):
         super().__init__({name: [name]})
         Ends.__init__(self, log, name)
 
 
-class Stated(Ends):
-    """Makes its state itself, and would be told of a subclass."""
-
-    def __init_subclass__(cls):
-        raise AssertionError("nobody made one")
-
-    def __getstate__(self):
-        return vars(self)
-
-    def __setstate__(self, state):
-        vars(self).update(state)
-
-
-KINDS = Ends, Slotted, Listed, Keyed, Stated
+KINDS = Ends, Slotted, Keyed
 
 
 class Crop(Ends):
@@ -74,7 +51,7 @@ class Crop(Ends):
         for kind, part in zip(KINDS, self.parts, strict=True):
             assert type(part) is kind
             assert part.name == kind.__name__
-        assert self.parts[2:4] == [["Listed"], {"Keyed": ["Keyed"]}]
+        assert self.parts[2] == {"Keyed": ["Keyed"]}
         return value
 
 
@@ -124,21 +101,6 @@ def test_what_a_dataset_holds_ends_once_and_after_the_loader(seat, tmp_path):
     assert in_workers.keys() == (set(NAMES) if seat.pickles else set())
 
 
-def check_reproducible(dataset):
-    """As a user does."""
-    assert_reproducible(lambda number: DataLoader(dataset, num_workers=number, isolation="thread"))
-
-
-@pytest.mark.parametrize("check", [assert_thread_safe, check_reproducible])
-def test_a_check_ends_nothing_of_the_dataset(check, tmp_path):
-    """The checks of ``spdl_torch.testing`` make copies too."""
-    log = tmp_path / "log"
-    check(dataset := Unpacked(log))
-    assert ended(log) == []
-    del dataset
-    assert len(ended(log)) == len(NAMES)
-
-
 OPENED = []
 
 
@@ -175,13 +137,6 @@ class Lazy(Dataset):
             self.file.close()
 
 
-def test_threads_open_files_of_their_own(numbers):
-    """Also where the class has a __del__: one position for all would give others' samples."""
-    loader = DataLoader(Lazy(numbers), 50, num_workers=4, isolation="thread")
-    with switching():
-        assert torch.cat(list(loader)).tolist() == [*range(4000)]
-
-
 class Chosen(Lazy):
     """Keeps how it reads: its own methods, and one of a dataset inside."""
 
@@ -200,58 +155,17 @@ class Chosen(Lazy):
 
 KEEP = {
     "method": lambda self: self.read,
-    "partial": lambda self: partial(self.read),
-    "of one inside": lambda self: self.inner.__getitem__,
+    "of one inside": lambda self: partial(self.inner.__getitem__),
     "list": lambda self: [self.read, self.inner.__getitem__],
 }
 
 
 @pytest.mark.parametrize("keep", KEEP)
 def test_methods_that_a_dataset_keeps_are_of_the_workers_own(keep, numbers):
-    """On all threads they would read one file, from each other's positions."""
+    """On all threads they would read one file, from each other's positions; also where the class
+    has a __del__."""
     dataset = Chosen(numbers, KEEP[keep])
     loader = DataLoader(dataset, 50, num_workers=4, isolation="thread")
     with switching():
         assert torch.cat(list(loader)).tolist() == [*range(4000)]
     assert dataset.file is dataset.inner.file is None
-
-
-def test_a_shard_of_a_source_with_a_del_is_another_source():
-    kind = type("Ending", (ListSource,), {"__del__": lambda self: None})
-    source = kind([*range(8)])
-    assert [list(source.shard(rank, 2)) for rank in (0, 1)] == [[0, 2, 4, 6], [1, 3, 5, 7]]
-    assert list(source) == [*range(8)]
-
-
-class Reopens(Ends):
-    """Makes its copies itself, each with a resource of its own."""
-
-    def __copy__(self):
-        return Reopens(self.log, "copy")
-
-    def __deepcopy__(self, memo):
-        return Reopens(self.log, "copy")
-
-
-@pytest.mark.parametrize("copied", [shallow_copy, deep_copy])
-def test_a_copy_made_by_its_class_ends_as_any_object(copied, tmp_path):
-    """It may have opened a file of its own, which nobody else would close. Others end with their
-    original, which lives as long as its copies."""
-    log = tmp_path / "log"
-    original = Reopens(log, "original")
-    copied(original)
-    assert [line.split()[0] for line in ended(log)] == ["copy"]
-    one = copied(Ends(log, "one"))
-    assert len(ended(log)) == 1
-    del one, original
-    assert len(ended(log)) == 3
-
-
-def test_a_copy_that_fails_ends_silently(tmp_path):
-    """Half of it has no attributes yet, at which __del__ would fail; the memo forgets it."""
-    values, memo = [Ends(tmp_path / "log", name) for name in ("whole", "unfinished")], {}
-    values[1].lock = threading.Lock()
-    with pytest.raises(TypeError, match="pickle"):
-        deep_copy(values, memo)
-    assert ended(tmp_path / "log") == []
-    assert memo == {}

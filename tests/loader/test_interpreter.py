@@ -1,7 +1,6 @@
 """What is asked of the interpreter: runs of the collector and handlers of signals, none of which is
 lost."""
 
-import _signal
 import _thread
 import gc
 import itertools
@@ -14,12 +13,10 @@ from functools import partial
 
 import pytest
 from _datasets import Indices
-from _forks import found_in_fork
 from _gates import in_thread, result_of
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.lazy_names import collected_later
-from spdl_torch.machine.garbage import Collections
 from spdl_torch.machine.starting import handlers_deferred
 from spdl_torch.observe import recording, recording_gc, tracing
 from spdl_torch.pipeline import PipelineBuilder
@@ -80,29 +77,6 @@ def test_ctrl_c_in_a_collection_is_heard(observed, tmp_path, monkeypatch):
         assert is_heard(monkeypatch)
 
 
-def test_runs_are_noted_once_with_what_python_says_of_them():
-    """As a callback of Python's is told, and as long as they last, whoever has them noted."""
-    told, collections = [], Collections()
-    note = lambda phase, info: told.append((phase, dict(info)))  # noqa: E731
-    gc.disable()
-    gc.callbacks.append(note)
-    collections.begin()
-    collections.begin()
-    try:
-        for generation in (0, 1, 2, 1):
-            gc.collect(generation)
-    finally:
-        collections.end()
-        gc.callbacks.remove(note)
-        gc.enable()
-    gc.collect()
-    found = collections.taken()
-    assert [each.info for each in found] == [info for phase, info in told if phase == "stop"]
-    assert all(each.began_ns <= each.ended_ns for each in found)
-    assert [a.ended_ns <= b.began_ns for a, b in itertools.pairwise(found)] == [True] * 3
-    assert collections.taken() == []
-
-
 @pytest.fixture(params=[True, False])
 def is_on(request):
     """Whether the collector is, before the test; afterwards it is as it was."""
@@ -135,20 +109,6 @@ def test_collector_is_afterwards_as_it_was(is_on, ends_first):
     may_end.set()
     result_of(importing)
     assert gc.isenabled() is is_on
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-def test_child_that_is_forked_meanwhile_collects_as_before(is_on):
-    """Nobody in it would switch the collector on: before, in and after a block of its own."""
-
-    def collects():
-        found = [gc.isenabled()]
-        with collected_later():
-            found.append(gc.isenabled())
-        return [*found, gc.isenabled()]
-
-    with collected_later():
-        assert found_in_fork(collects) == [is_on, False, is_on]
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -185,56 +145,7 @@ def test_handlers_run_after_the_block(heard):
         heard.clear()
 
 
-def test_ctrl_c_is_raised_after_the_block():
-    """By Python's own handler, and what the block was to do is done, or its error is told, too."""
-    before, error = handlers(), ZeroDivisionError()
-
-    def interrupted():
-        with handlers_deferred():
-            signal.raise_signal(signal.SIGINT)
-            raise error
-
-    with pytest.raises(KeyboardInterrupt, match=r"^$") as info:
-        interrupted()
-    assert info.value.__context__ is error
-    assert handlers() == before
-
-
-def test_handler_that_raises_while_they_are_put_back_loses_none(heard, monkeypatch):
-    """They are in their places, and called."""
-    before, put_back, places = handlers(), _signal.signal, [SIGNALS[-1]]
-
-    def interrupted(number, handler):
-        if number in places:
-            places.clear()
-            raise KeyboardInterrupt("while putting back")
-        return put_back(number, handler)
-
-    with pytest.raises(KeyboardInterrupt, match="while putting back"), handlers_deferred():
-        monkeypatch.setattr(_signal, "signal", interrupted)
-    monkeypatch.undo()
-    assert handlers() == before
-    for number in SIGNALS:
-        os.kill(os.getpid(), number)
-    assert heard == list(SIGNALS)
-
-
-def test_process_that_is_forked_in_the_block_has_the_handlers(heard):
-    """At once, and the parent has them afterwards."""
-    before = handlers()
-
-    def child():
-        is_same = handlers() == before
-        os.kill(os.getpid(), signal.SIGUSR1)
-        return is_same, list(map(int, heard))
-
-    with handlers_deferred():
-        assert found_in_fork(child) == (True, [signal.SIGUSR1])
-    assert handlers() == before
-
-
 IN_THREADS = partial(DataLoader, Indices(8), num_workers=2, isolation="thread")
-IN_PROCESSES = partial(DataLoader, Indices(8), num_workers=2, isolation="process")
 IN_A_PIPELINE = partial(PipelineDataset, PipelineBuilder().add_source(range(8)).add_sink(1))
 
 
@@ -261,22 +172,3 @@ def test_what_a_handler_raises_as_a_thread_starts_arrives_as_itself(make, monkey
         monkeypatch.undo()
         signal.signal(signal.SIGALRM, before)
     assert len(list(make())) == 8
-
-
-@pytest.mark.parametrize("make", [IN_THREADS, IN_PROCESSES, IN_A_PIPELINE])
-def test_no_callback_of_a_weak_set_runs_while_a_loader_is_used(make):
-    """It is written in Python, and Ctrl-C would come there now and then, be printed, and lost."""
-    callbacks = []
-
-    def note(frame, event, _):
-        if event == "call" and frame.f_code.co_qualname == "WeakSet.__init__.<locals>._remove":
-            callbacks.append(frame.f_back)
-
-    list(make())  # what is made once
-    sys.setprofile(note)
-    try:
-        for _ in range(2):
-            list(make())
-    finally:
-        sys.setprofile(None)
-    assert callbacks == []

@@ -1,11 +1,12 @@
-"""``isolation="process"``: what the loop gets is what threads would have given it."""
+"""``isolation="process"``: what the loop gets is what threads would have given it, in shared memory
+and in messages of any size."""
 
 import io
 import logging
 import multiprocessing
 import os
 import pickle
-import threading
+import random
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import torch.utils.data
 from _datasets import Made
 from _gates import PATIENCE_SECONDS, num_fds, until
 from _inside import num_ready
-from _isolated import bits, isolated, nothing_left, num_mapped_slabs, served
+from _isolated import bits, isolated, mapped_slabs, nothing_left, num_mapped_slabs, served
 from _isolation_data import (
     Coded,
     Contents,
@@ -27,13 +28,15 @@ from _isolation_data import (
 )
 from _loader_helpers import torch_loader
 from _readings import shown
-from torch.utils.data import Subset
+from torch.utils.data import Dataset, Subset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from torchvision import tv_tensors
 
 from spdl_torch import DataLoader
 from spdl_torch.errors import UnsupportedOptionError
+from spdl_torch.io import batch_storage
 from spdl_torch.loader import opening
+from spdl_torch.loader.fetching.collating import LARGE_BYTES
 
 __all__ = ["nothing_left"]
 
@@ -227,11 +230,7 @@ def test_torchs_own_processes_load_where_there_are_none_of_ours(monkeypatch, cap
     loader.close()
     (line,) = [each for each in caplog.messages if "Windows" in each]
     assert "without states within an epoch, statistics of the workers" in line
-
-
-def test_what_torchs_own_processes_cannot_is_refused(monkeypatch):
-    """At ``iter()``, and not in silence; threads and no workers are as everywhere."""
-    monkeypatch.setattr(opening, "has_processes", False)
+    # What those cannot is refused at iter(); threads and no workers are as everywhere.
     resumed = isolated(list(range(4)), num_workers=1)
     resumed.load_state_dict(resumed.state_dict())
     with pytest.raises(UnsupportedOptionError, match="a state that was loaded has no effect"):
@@ -240,24 +239,6 @@ def test_what_torchs_own_processes_cannot_is_refused(monkeypatch):
         iter(isolated(list(range(4)), num_workers=1, on_error="skip"))
     for options in ({"num_workers": 0}, {"num_workers": 1, "isolation": "thread"}):
         assert len(list(DataLoader(list(range(4)), on_error="skip", **options))) == 4
-
-
-def targets(index):
-    """As for detection: many small tensors."""
-    return [torch.full((4,), float(index + n)) for n in range(20)]
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-def test_batches_that_take_long_to_unpack_are_received_by_a_thread(persistent):
-    """From the second epoch on, so that a loop that waits for its device need not do it."""
-    loader = isolated(Made(targets, 240), 30, collate_fn=list, persistent_workers=persistent)
-    expected = list(map(bits, DataLoader(Made(targets, 240), 30, collate_fn=list)))
-    for number in range(3):
-        batches = iter(loader)
-        found = [bits(next(batches))]
-        has_thread = any(each.name == "spdl-receive" for each in threading.enumerate())
-        assert found + list(map(bits, batches)) == expected
-        assert has_thread == (number > 0)
 
 
 MIB = 1 << 20
@@ -273,38 +254,22 @@ def values(folder):
         "small": np.frombuffer(bytes(range(12)), np.uint8),
         "large": np.frombuffer(bytes(400_000), np.float32),
         "transposed": np.frombuffer(bytes(range(48)), np.int32).reshape(3, 4).T,
-        "steps": np.frombuffer(bytes(400_000), np.int16).reshape(2, -1)[:, ::3],
         "moments": np.frombuffer(bytes(range(64)), "M8[ns]"),
-        "fields": np.frombuffer(bytes(range(24)), [("a", "<i4"), ("b", "<f4")]),
-        "broadcast": np.broadcast_to(np.arange(3), (4, 3)),
     }
     return {
-        "contiguous": big,
         "channels last": big.to(memory_format=torch.channels_last),
         "with holes": big[:, :, ::2],
-        "transposed": torch.rand(200, 200).t(),
         "expanded": torch.tensor(3.0).expand(300, 300),
-        "expanded rows": torch.rand(300, 1, 300).expand(300, 5, 300),
         "part of a larger one": torch.rand(3, 300, 300)[1],
         "empty": torch.zeros(0, 3),
-        "scalar": torch.tensor(7),
-        "bfloat16": torch.ones(MIB, dtype=torch.bfloat16),
-        "bool": torch.rand(300, 300) > 0.5,
         "complex, conjugated": torch.rand(300, 300, dtype=torch.complex64).conj(),
-        "needs gradients": torch.rand(300, 300, requires_grad=True),
         "parameter": torch.nn.Parameter(torch.rand(300, 300)),
         "subclass": tv_tensors.Image(torch.randint(0, 255, (3, 300, 300), dtype=torch.uint8)),
-        "sparse": torch.eye(300).to_sparse(),
-        "sparse, of nothing": torch.zeros(3).to_sparse(),
         "sparse, not coalesced": torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (3,)),
-        **{f"sparse {name}": getattr(dense, f"to_sparse_{name}")() for name in ("csr", "csc")},
-        **{
-            f"sparse {name}": getattr(dense, f"to_sparse_{name}")((2, 3)) for name in ("bsr", "bsc")
-        },
-        "array": array,
+        "sparse csr": dense.to_sparse_csr(),
+        "sparse bsc": dense.to_sparse_bsc((2, 3)),
         "array, Fortran's": np.asfortranarray(array),
         "array, reversed": array[::-1],
-        "array of moments": np.zeros(MIB, dtype="datetime64[s]"),
         "memory map": memory_map,
         **{f"read-only, {name}": array for name, array in read_only.items()},
     }
@@ -350,3 +315,93 @@ def test_what_is_one_in_the_trainers_dataset_is_one_in_the_workers():
     )
     assert ours == theirs
     assert ours == [[0, 1], [2, 3]]
+
+
+def parts_of(index):
+    """Some parts of any size: tensors, arrays, texts."""
+    draws = random.Random(index)
+    sizes = [draws.randrange(2 * LARGE_BYTES) for _ in range(draws.randrange(6))]
+    kinds = [
+        lambda size: torch.full((size,), index % 99, dtype=torch.uint8),
+        lambda size: np.full(size // 2, index % 99, dtype=np.int16),
+        lambda size: chr(index % 99) * size,
+    ]
+    return [draws.choice(kinds)(size) for size in sizes]
+
+
+def content_of(batch):
+    return [(type(part), np.asarray(part).dtype, bytes(np.asarray(part))) for part in batch]
+
+
+@pytest.mark.parametrize("has_memfd", [True, False])
+def test_batches_of_any_sizes_pass_and_stay(has_memfd, monkeypatch):
+    """Through the same slabs, one after the other, some of them kept, or a view of a view; also
+    where slabs are nameless files, as on macOS. One that is too small is replaced."""
+    if not has_memfd:
+        monkeypatch.delattr(os, "memfd_create", raising=False)
+    kept, most = [], 0
+    loader = isolated(Made(parts_of, 100), None, num_workers=1, collate_fn=list)
+    for index, batch in enumerate(loader):
+        assert content_of(batch) == content_of(parts_of(index))
+        if index % 3 == 0:
+            views = [part[1:][::2] for part in batch]
+            kept = [*kept[-3:], (views, content_of(views))]
+        for views, content in kept:
+            assert content_of(views) == content
+        most = max(most, num_mapped_slabs() if has_memfd else 1)
+    assert 0 < most <= 4 + 2 + 3  # kept, the loop's and under way
+
+
+class Keeping(Dataset):
+    """A batch is made in its slab, and a part of some is kept; of three one fails after that. With
+    it is told how many slabs its process has."""
+
+    def __init__(self):
+        self.kept = []
+
+    def __len__(self):
+        return 90
+
+    def __getitems__(self, indices):
+        (index,) = indices
+        made = batch_storage().tensor((1, LARGE_BYTES)).fill_(index)
+        if index % 3 == 0:
+            raise KeyError(index)
+        if index % 3 == 1:
+            self.kept = [*self.kept[-2:], (index, made[0, :9])]
+        assert all((part == number).all() for number, part in self.kept)
+        return [(made[0], len(mapped_slabs()))]
+
+
+def test_slab_that_the_child_views_is_not_written_again():
+    """A dataset may keep samples that were made in it; and a batch that gets no further gives its
+    slab back."""
+    batches, most = iter(isolated(Keeping(), 1, num_workers=1)), 0
+    for index in range(90):
+        if index % 3 == 0:
+            with pytest.raises(KeyError, match=str(index)):
+                next(batches)
+            continue
+        made, num_slabs = next(batches)
+        assert bytes(made.numpy()) == bytes([index]) * LARGE_BYTES
+        most = max(most, num_slabs.item())
+    assert 3 < most <= 3 + 2 + 3
+
+
+class Texts(Dataset):
+    """Batches as large as their jobs, and pickled: their texts do not go through shared memory."""
+
+    def __getitems__(self, indices):
+        return [str(index) for index in indices]
+
+
+@pytest.mark.parametrize("size", [6_300, 25_000])
+def test_child_has_its_jobs_and_sends_its_batches_while_the_loop_is_away(size):
+    """All of them, however large: of 31 KB each, of which a socket takes a few, or more than one
+    takes at all."""
+    batches = [list(range(10**6 + n, 10**6 + n + size)) for n in range(20)]
+    options = {"num_workers": 1, "prefetch_factor": 16, "collate_fn": list}
+    loader = DataLoader(Texts(), batch_sampler=batches, **options)
+    rest = iter(loader)
+    until(lambda: loader.snapshot().stages[1].tasks.num_tasks == 16)
+    assert list(rest) == [[str(index) for index in batch] for batch in batches]

@@ -13,18 +13,13 @@ from contextlib import suppress
 
 import _spawned
 import _warm
-import psutil
 import pytest
-from _at_call import AtCall
 from _folders import HELPERS
 from _gates import is_running, shared_memory_of, until
-from _inside import children_of, doing_in, pids_of
 from _isolated import isolated, nothing_left
-from _isolation_data import Images, Noting, Spawning, Waiting
+from _isolation_data import Noting, Spawning
 from _loader_helpers import PATIENCE_SECONDS
 from torch.utils.data import DataLoader as TorchLoader
-
-from spdl_torch.loader.backends.processes import worker_process
 
 __all__ = ["nothing_left"]
 
@@ -61,34 +56,6 @@ def test_worker_lets_the_dataset_end_as_torchs_does(method, how, tmp_path):
         assert method == "fork" or samples <= set(lines)
         found.append(lines.count("end") if how == "left" else sorted(lines))
     assert found[0] == found[1]
-
-
-def test_child_that_does_not_answer_hides_no_other(tmp_path, monkeypatch):
-    """A wait for any batch logs what all children do; a profile has the rows of each."""
-    monkeypatch.setattr(worker_process, "_ASK_SECONDS", 0.5)
-    os.mkfifo(tmp_path / "held")
-    loader = isolated(Waiting(tmp_path / "held", held=4), 1, num_workers=3, in_order=False)
-    batches = iter(loader)
-    pid = int((tmp_path / "held").read_text(encoding="utf-8"))
-    for _ in range(4):
-        next(batches)
-    until(lambda: doing_in(batches).count("None of its threads is at work") == 2)
-    text = doing_in(batches)
-    assert text.startswith("Waiting for any batch. ")
-    assert text.count("sample index 4") == 1
-    other = next(each for each in pids_of(batches) if each != pid)
-    os.kill(other, signal.SIGSTOP)
-    try:
-        until(lambda: psutil.Process(other).status() == psutil.STATUS_STOPPED)
-        text = doing_in(batches)
-        timeline = batches.stats().recorder.timeline()
-    finally:
-        os.kill(other, signal.SIGCONT)
-        os.kill(pid, signal.SIGKILL)
-    assert f"The worker process (pid {other}) is being started, or did not answer" in text
-    assert "sample index 4" in text
-    rows = {row.replica for row in timeline.rows if row.stage == "worker process"}
-    assert rows == set(children_of(batches))
 
 
 PROGRAM = """
@@ -183,33 +150,8 @@ def test_script_without_a_main_guard_says_so(tmp_path, method, sample):
     assert 'if __name__ == "__main__"' in done.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("step", [29, pytest.param(1, marks=pytest.mark.long)])
-def test_profile_in_a_signal_handler_has_all_rows(step):
-    """Wherever the loop's thread is on a batch's way to it, and whatever it holds: workers answer
-    whoever asks. The short form looks at every 29th place."""
-    profiles = []
-    before = signal.signal(signal.SIGUSR1, lambda *_: profiles.append(loader.profile()))
-    try:
-        for place in itertools.count(1, step):
-            loader = isolated(Images(12), 1, num_workers=2)
-            batches = iter(loader)
-            for _ in range(2):  # one of each worker, which is up then
-                next(batches)
-            with AtCall(place, signal.SIGUSR1):
-                for _ in batches:
-                    break
-            assert len(list(batches)) == 9
-            if not profiles:
-                break
-            stages = [row.stage for row in profiles.pop().timelines[0].rows]
-            assert sorted(stages) == ["training", "worker process", "worker process"], place
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    assert place > 40
-
-
 GOES_ON = """
-    import multiprocessing, os, signal, sys
+    import os, signal, sys
     sys.path.insert(0, {tests!r})
     from _inside import pids_of
     from _isolation_data import Images
@@ -270,15 +212,6 @@ GOES_ON = """
         for method in ("spawn", "fork"):
             assert started_under(os.kill, signal.SIGTERM, method) == 1
 
-        print("stopping", flush=True)
-        batches = iter(loader())
-        next(batches)
-        (pid,) = pids_of(batches)
-        (child,) = [each for each in multiprocessing.active_children() if each.pid == pid]
-        del batches
-        os.killpg(0, signal.SIGTERM)
-        child.join(30)
-        assert handled.pop() and child.exitcode == 0
         print("done", flush=True)
 
     if __name__ == "__main__":
@@ -290,22 +223,21 @@ NOT_OURS = "ignore:resource_tracker"  # multiprocessing's: SIGHUP and SIGUSR1 en
 
 
 def test_loading_goes_on_when_the_group_gets_a_signal(tmp_path):
-    """While the child is being started, while it loads, while it stops; every batch comes, from
-    the same child where there is one."""
+    """While the child is being started and while it loads; every batch comes, from the same child
+    where there is one."""
     source = textwrap.dedent(GOES_ON.format(tests=str(HELPERS)))
     (tmp_path / "program.py").write_text(source, encoding="utf-8")
     arguments = ["-W", "error", "-W", NOT_OURS, tmp_path / "program.py"]
     with _warm.start(arguments, start_new_session=True, forks=True) as program:
         stdout, stderr = outcome_of(program)
-    assert stdout.split() == ["loading", "starting", "stopping", "done"], stderr
+    assert stdout.split() == ["loading", "starting", "done"], stderr
     assert (program.returncode, stderr) == (0, "")
 
 
-@pytest.mark.parametrize("has_pidfd", [True, False])
-def test_process_that_is_terminated_says_so(has_pidfd, monkeypatch):
-    """By ``Process.terminate()``, which multiprocessing offers for all its children."""
-    if not has_pidfd:
-        monkeypatch.delattr(os, "pidfd_open", raising=False)
+def test_process_that_is_terminated_says_so(monkeypatch):
+    """By ``Process.terminate()``, which multiprocessing offers for all its children. Programs that
+    the child has started obey the signals that it leaves to the trainer."""
+    monkeypatch.delattr(os, "pidfd_open", raising=False)  # as where there is none
     batches = iter(isolated(Spawning(), None, num_workers=1))
     pids = next(batches)
     for process in multiprocessing.active_children():
@@ -313,13 +245,6 @@ def test_process_that_is_terminated_says_so(has_pidfd, monkeypatch):
         until(lambda process=process: process.exitcode is not None)
     with pytest.raises(RuntimeError, match=r"\(pid \d+\) was ended by Process\.terminate\(\)"):
         list(batches)
-    for pid in pids:  # one of which would keep the fork server, and live on itself
-        os.kill(pid, signal.SIGKILL)
-
-
-def test_programs_of_the_dataset_can_be_ended():
-    """Programs that the child starts obey the signals that it leaves to the trainer."""
-    pids = next(iter(isolated(Spawning(), None, num_workers=1)))
     for pid in pids:
         # Again, if it came before the forked process had its own handlers back.
         until(lambda pid=pid: not is_running(pid) or os.kill(pid, signal.SIGTERM))

@@ -14,17 +14,12 @@ import pytest
 import torch
 from _datasets import GatedData, Indices, Made
 from _forks import fork, found_in_fork, outcome
-from _gates import in_thread, result_of
-from _isolated import bits, isolated, nothing_left, num_mapped_slabs, served
+from _isolated import bits, isolated, nothing_left, served
 from _isolation_data import Images
 from _loader_helpers import PATIENCE_SECONDS, ThreadLoader as DataLoader, torch_loader
 from torch.utils.data import RandomSampler
 
-from spdl_torch.engine.shared import lock_held_at_forks
 from spdl_torch.loader.backends import activity as activity_module
-from spdl_torch.loader.backends.activity import Activity
-from spdl_torch.loader.backends.processes import worker_process
-from spdl_torch.loader.backends.processes.process import start_child
 
 __all__ = ["nothing_left"]
 
@@ -66,15 +61,6 @@ def test_batch_stays_what_it_was_in_a_forked_process(make):
         assert seen() == at_first
 
 
-def test_memory_is_not_held_for_forks_that_are_many():
-    """Freed slabs are unmapped: as many are mapped as without forks."""
-    for number, batch in enumerate(isolated(Images(64), 4)):
-        with forked(lambda: None) as done:
-            del batch
-            done()
-        assert number < 10 or num_mapped_slabs() <= 4 + 4 + 1
-
-
 class KeptForThread:
     """An object with threads of its own, for which it waits when it is deleted: in a process that
     was forked they are missing, and it waits for ever. FFmpeg's scaler is such a one."""
@@ -109,20 +95,6 @@ def test_worker_is_a_copy_of_the_thread_that_asks_for_batches():
     assert len(rest) == 56
     assert {precision for *_, precision in (*first, *rest)} == {40}
     assert len({pid for _, pid, _ in (*first, *rest)}) == 3
-
-
-def test_processes_take_no_threads_of_the_trainer(monkeypatch):
-    """Each is a copy of a process with the threads that it had, and no others."""
-    beside = []
-
-    def start(*arguments):
-        beside.append({each.name for each in threading.enumerate()})
-        return start_child(*arguments)
-
-    monkeypatch.setattr(worker_process, "start_child", start)
-    before = {each.name for each in threading.enumerate()}
-    assert len(list(isolated(Images(9), num_workers=3))) == 9
-    assert beside == [before] * 3
 
 
 def test_loader_runs_in_a_forked_process():
@@ -253,33 +225,3 @@ def test_a_fork_waits_for_a_long_sample_only_so_long(monkeypatch):
     assert len(list(isolated(Indices(4), num_workers=1))) == 4
     dataset.gate.set()
     next(batches)
-
-
-def test_workers_rest_until_the_last_of_several_forks_has_ended():
-    """Two loaders that start children on threads of their own fork at the same time."""
-    activity = Activity()
-    with activity_module.workers_at_rest():
-        with activity_module.workers_at_rest():
-            begun = in_thread(activity_module.begin_job, activity, "a job")
-        # It waits, or it has begun: what it will do is settled, and needs no wait.
-        assert not activity_module.may_work.is_set()
-    result_of(begun)
-    assert activity.job == "a job"
-
-
-def test_child_finds_no_lock_held_by_a_thread_that_it_has_not_got():
-    """The fork waits until the thread has let go of it."""
-    lock, is_held, may_end = lock_held_at_forks(), threading.Event(), threading.Event()
-
-    def hold():
-        with lock:
-            is_held.set()
-            may_end.wait()
-
-    holding = in_thread(hold)
-    is_held.wait()
-    may_end.set()
-    assert found_in_fork(lambda: lock.acquire(blocking=False)) is True
-    result_of(holding)
-    with lock:
-        pass

@@ -117,23 +117,6 @@ def test_nothing_is_left_when_ctrl_c_comes(before, isolation, num_places):
         assert_nothing_is_left(before, interrupt.where)
 
 
-@pytest.mark.parametrize(("isolation", "step"), [("thread", 71), ("process", 173)])
-def test_epoch_is_whole_after_ctrl_c_where_a_persistent_loader_began_one(before, isolation, step):
-    """At some of the places where the workers of the first epoch are given a second one."""
-    for place in itertools.count(1, step):
-        options = {"num_workers": 2, "persistent_workers": True, "isolation": isolation}
-        loader = DataLoader(list(range(12)), 4, **options)
-        whole = [batch.tolist() for batch in loader]
-        with suppress(KeyboardInterrupt), AtCall(place) as interrupt:
-            iter(loader)
-        assert [batch.tolist() for batch in loader] == whole, interrupt.where
-        del loader
-        assert_nothing_is_left(before, interrupt.where)
-        if interrupt.where is None:
-            break
-    assert place > 1, "there are places where it can come"
-
-
 @pytest.mark.parametrize(("isolation", "step"), [("thread", 17), ("process", 31)])
 def test_close_that_ctrl_c_cuts_off_is_finished_by_the_next_one(before, isolation, step):
     """Wherever it comes in the first one, though somebody keeps the iterator."""

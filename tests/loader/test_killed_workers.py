@@ -4,30 +4,24 @@ and nothing is left."""
 import gc
 import os
 import re
-import resource
 import signal
-import threading
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-import torch
-from _datasets import Made
 from _gates import is_running, num_fds, until
-from _inside import are_up, backend_of, children_of
+from _inside import children_of
 from _isolated import bits, children, epochs_of, isolated, nothing_left, release_what_has_ended
 from _isolation_data import Crashing, Images
 from _loader_helpers import PATIENCE_SECONDS, DataLoader, assert_threads_end
 from torch.utils.data import IterableDataset
 
-from spdl_torch.loader.backends.processes import process as child_process, worker_process
 from spdl_torch.observe import tracing
 
 __all__ = ["nothing_left"]
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 REPLACED = {"seed": 1, "timeout": PATIENCE_SECONDS}
-SERVED = {**REPLACED, "multiprocessing_context": "forkserver"}
 
 
 class DiesOnce(Images):
@@ -59,54 +53,6 @@ def test_batches_of_a_child_that_is_killed_are_made_again(tmp_path, caplog):
     assert "killed" in str(loader.report())
     assert epochs_of(loader, 1) == expected[1:]
     assert "killed" not in str(loader.report())
-
-
-@pytest.fixture
-def held_back(monkeypatch):
-    """Once called, no child starts before the event that it returns is set."""
-    begin, started = threading.Event(), child_process.start_child
-
-    def late(*args):
-        assert begin.wait(PATIENCE_SECONDS)
-        return started(*args)
-
-    def hold_back():
-        monkeypatch.setattr(worker_process, "start_child", late)
-        return begin
-
-    return hold_back
-
-
-def test_others_make_the_batches_of_a_child_whose_successor_takes_long(held_back, caplog):
-    """One that is not forked may import for seconds. The loop gets all its batches meanwhile, in
-    order and with equal bits, and the successor gets work once it is there."""
-    expected = epochs_of(DataLoader(Images(40), 2, seed=1), 1)[0]
-    batches = iter(isolated(Images(40), 2, num_workers=3, **SERVED))
-    found = [bits(next(batches)) for _ in range(3)]
-    until(lambda: are_up(batches))
-    begin = held_back()
-    os.kill(children_of(batches)[1].pid, signal.SIGKILL)
-    found += [bits(next(batches)) for _ in range(10)]
-    until(lambda: "The others make its batches again: " in caplog.text)
-    assert not children_of(batches)[1].jobs
-    assert backend_of(batches).numbers_at_work() == [0, 2]
-    begin.set()
-    until(lambda: are_up(batches))
-    assert backend_of(batches).numbers_at_work() == [0, 1, 2]
-    assert found + list(map(bits, batches)) == expected
-
-
-def test_epoch_begins_while_a_killed_child_has_no_successor_yet(held_back):
-    """What the successor is told waits until it can be told: first what it begins with."""
-    loader = isolated(Images(40), 2, persistent_workers=True, **SERVED)
-    first = next(batches := iter(loader))
-    begin = held_back()
-    os.kill(children_of(batches)[1].pid, signal.SIGKILL)
-    found = [list(map(bits, (first, *batches)))]
-    batches = iter(loader)
-    begin.set()
-    until(lambda: are_up(batches) or backend_of(batches)._look_after())
-    assert [*found, list(map(bits, batches))] == epochs_of(DataLoader(Images(40), 2, seed=1), 2)
 
 
 def test_child_that_is_killed_between_two_epochs_is_replaced_and_logged(caplog):
@@ -174,25 +120,6 @@ def test_death_of_the_only_child_is_an_error(how, message):
     assert next(iter(loader)).item() == 0
 
 
-def test_error_of_the_receiver_is_not_taken_for_the_childs_end():
-    """The trainer may open no more files, so it cannot map what the child has written. The child
-    is told to end, and not waited for until it is killed."""
-    batches = iter(isolated(Made(lambda n: torch.zeros(1 if n < 4 else 50_000), 12), num_workers=1))
-    next(batches)  # up to two more are on their way, small ones
-    (child,) = children()
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest_free = os.dup(0)
-    os.close(lowest_free)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, before[1]))
-        with pytest.raises(RuntimeError, match=r"could not receive what .*Too many open") as caught:
-            list(batches)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    assert isinstance(caught.value.__cause__, OSError)
-    assert child.exitcode == 0
-
-
 def leave(loader, how):
     """End an epoch in one of the ways. One of the two workers has made two batches by then, and
     the row of the first is in the trace."""
@@ -229,19 +156,3 @@ def test_nothing_is_left_however_the_loop_ends(kind, tmp_path):
         assert_threads_end()
         release_what_has_ended()
         assert num_fds() == before, how
-
-
-def keep_the_gil(index):
-    """For longer than anybody asks, from the third sample on."""
-    return sum(range(5_000_000)) if index >= 2 else index
-
-
-def test_loop_that_is_left_while_tracing_ends_a_process_that_is_stuck(tmp_path):
-    """Its rows are not waited for."""
-    with tracing(tmp_path / "trace.json"):
-        loader = isolated(Made(keep_the_gil, 9), 1)
-        for _ in loader:
-            break
-        del loader
-    assert_threads_end()
-    until(lambda: children() == [])

@@ -1,27 +1,25 @@
-"""Facts about the machine have one owner: whoever asks for the cores gets the same number."""
+"""What is the machine's and the process's: cores, one number for whoever asks, the GIL, and what
+several threads read at once."""
 
-import hashlib
 import os
-import threading
-import time
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 
 import pytest
-from _datasets import SafeIndices
-from _gates import PATIENCE_SECONDS, in_thread, result_of
-from _readings import shown
+from _datasets import Indices
+from _gates import in_thread, result_of
+from _readings import reading, shown, stage
+from _seats import in_every_seat
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.autotune import Limits
 from spdl_torch.loader import user_warnings
+from spdl_torch.loader.stats.stats import EpochStats
 from spdl_torch.machine import limits
 from spdl_torch.machine.probes import probe_counters
 from spdl_torch.machine.readings import probes_between
-from spdl_torch.observe import Cause, flight_recorder, make_report, recording
-from spdl_torch.pipeline import PipelineBuilder, TaskStatsHook
+from spdl_torch.observe import Cause, Probes, make_report
+from spdl_torch.pipeline import PipelineBuilder
 
 
 @pytest.fixture
@@ -100,33 +98,6 @@ def test_one_batch_is_enough_to_measure_waits_for_a_core(kind):
     assert "no core for" in shown(report)
 
 
-@LINUX
-def test_threads_that_watch_have_no_part_in_waits_for_a_core(tmp_path):
-    """Those of hooks, recordings and a flight recorder wait most of the time: the share of the
-    workers', over whose time their own waits are added up, stays as it is without them."""
-    gate = threading.Barrier(3)
-
-    def op(item):
-        gate.wait(PATIENCE_SECONDS)
-        gate.wait(PATIENCE_SECONDS)
-
-    class Hook(TaskStatsHook):
-        def interval_stats_callback(self, stats):
-            pass
-
-    builder = PipelineBuilder().add_source(range(2)).pipe(op, name="op", concurrency=2).add_sink()
-    pipeline = builder.build(task_hook_factory=lambda info: [Hook(info, 3600)])
-    with recording(pipeline, tmp_path / "run.db"), flight_recorder(tmp_path), pipeline.auto_stop():
-        gate.wait(PATIENCE_SECONDS)
-        before, _, after = probe_counters(), time.sleep(0.3), probe_counters()
-        names = {each.name for each in threading.enumerate() if each.name.startswith("spdl-")}
-        gate.wait(PATIENCE_SECONDS)
-    at_work = names & {"spdl-src", "spdl-op-0", "spdl-op-1"}
-    assert len(names - at_work) == 6  # of hooks, of the recording three, the recorder, the probe
-    num_counted = (after.thread_ns - before.thread_ns) / (after.wall_ns - before.wall_ns)
-    assert num_counted == pytest.approx(len(at_work), abs=0.1)
-
-
 def test_pipeline_without_statistics_has_no_probes():
     """What was not measured is None, and is not shown as 0."""
     pipeline = one_item().build(stats=False)
@@ -140,32 +111,79 @@ def test_pipeline_without_statistics_has_no_probes():
     assert longer.verdict.action.startswith("Leave stats=False out")
 
 
-class OnThreads(SafeIndices):
-    """Each sample is computed on so many threads, which end with it."""
+class Counted:
+    """A source of numbers that keeps its position."""
 
-    def __init__(self, threads):
-        super().__init__(8)
-        self.threads = threads
+    def __init__(self, length):
+        self.length, self.position = length, 0
 
-    def __getitem__(self, index):
-        work = partial(hashlib.pbkdf2_hmac, "sha256", b"x", b"y", 50_000)  # without the GIL
-        if not self.threads:
-            work()
-        with ThreadPoolExecutor(max(1, self.threads)) as pool:
-            for _ in range(self.threads):
-                pool.submit(work)
-        return index
+    def __iter__(self):
+        while self.position < self.length:
+            self.position += 1
+            yield self.position - 1
+        self.position = 0
+
+    def state_dict(self):
+        return {"position": self.position}
+
+    def load_state_dict(self, state):
+        self.position = state["position"]
 
 
-@LINUX
-@pytest.mark.parametrize("isolation", ["thread", "process"])
-@pytest.mark.parametrize("threads", [0, 2])
-def test_cpu_of_threads_that_an_op_starts_is_counted(isolation, threads):
-    """As a library's own threads, which are gone when the call returns; and nobody else's."""
-    loader = DataLoader(OnThreads(threads), num_workers=1, isolation=isolation)
-    assert [int(batch) for batch in loader] == [*range(8)]
-    report = loader.report()
-    fetch = report.stats.stages[0].tasks
-    own = fetch.ave_cpu_time * fetch.num_tasks
-    helpers = report.probes.helper_cores * report.stats.elapsed
-    assert helpers > own if threads else helpers < own / 4
+HELD_UP = reading(0.5, stage("fetch", busy=0.98, cpu=0.25))
+"""Training waits for threads that wait themselves, as for a GIL."""
+
+
+LOOKS = (  # when the loop gets a batch, and what the report says then
+    (1.0, HELD_UP, Probes(gil_seconds=6e-3)),
+    (10.9, HELD_UP, Probes(gil_seconds=6e-3)),
+    (11.0, HELD_UP, Probes(gil_seconds=1e-5, own_gil=True)),  # it is something else
+    (21.0, replace(HELD_UP, elapsed_ns=10**9), Probes(gil_seconds=6e-3)),  # too young to say
+    (23.5, HELD_UP, Probes(gil_seconds=6e-3, num_cores=4)),
+    (99.0, HELD_UP, Probes(gil_seconds=6e-3)),
+)
+
+
+@in_every_seat
+def test_threads_that_the_gil_holds_up_are_warned_of_once(seat, monkeypatch, caplog):
+    """After ten seconds of loading, over several epochs, with what helps and how much. The loop
+    that makes the batches itself, and processes, share no GIL with other workers."""
+    caplog.set_level("WARNING", "spdl_torch.data")
+    now = iter(LOOKS)
+    look = next(now)
+    monkeypatch.setattr(user_warnings, "perf_counter", lambda: look[0])
+    monkeypatch.setattr(EpochStats, "report", lambda _: make_report(*look[1:], pooled=("fetch",)))
+    loader, messages = seat.loader([0] * 6, batch_size=2), []
+    for _ in range(2):
+        for _ in loader:
+            messages.append(len(caplog.messages))
+            look = next(now, look)
+    assert messages == ([0, 0, 0, 0, 1, 1] if seat.are_threads else [0] * 6)
+    for message in caplog.messages:
+        assert message.startswith("DataLoader: Training waits for data 50 % of the time")
+        assert 'in processes (isolation="process"). At most 2.0x as fast; then' in message
+
+
+MANY = 2_000
+HALF_BAD = Indices(MANY, range(1, MANY, 2))
+
+
+def test_skipped_samples_are_read_while_the_loop_goes_on():
+    """By a recording, on a thread of its own; what is read is a beginning of what there is."""
+    loader = DataLoader(HALF_BAD, batch_size=8, on_error="skip", error_budget=1.0)
+    loop = in_thread(list, loader)
+    while not loop.done():
+        keys = [each.key for each in loader.skipped]
+        assert keys == list(range(1, MANY, 2))[: len(keys)]
+    assert len(result_of(loop)) == MANY // 8
+    assert len(loader.skipped) == MANY // 2
+
+
+def test_source_is_asked_for_its_state_while_it_goes_on():
+    """On a thread of its own; a state is that of the loop's position."""
+    dataset = PipelineDataset(PipelineBuilder().add_source(Counted(MANY)).add_sink(100))
+    states = [dataset.state_dict() for _ in dataset]
+    assert len(states) == MANY
+    again = PipelineDataset(PipelineBuilder().add_source(Counted(MANY)).add_sink())
+    again.load_state_dict(states[MANY - 10])
+    assert list(again) == list(range(MANY - 9, MANY))

@@ -12,17 +12,9 @@ from _gates import in_thread, result_of, until
 from _loader_helpers import PATIENCE_SECONDS, ThreadLoader as DataLoader
 from torch.utils.data import IterableDataset
 
-from spdl_torch import PipelineDataset
 from spdl_torch.engine import channel
 from spdl_torch.observe import flight_recorder
 from spdl_torch.pipeline import PipelineBuilder
-
-
-class GatedBulk(GatedData):
-    """The same by torch's bulk protocol."""
-
-    def __getitems__(self, indices):
-        return [self[index] for index in indices]
 
 
 class GatedStream(IterableDataset):
@@ -41,7 +33,6 @@ class GatedStream(IterableDataset):
     [
         (GatedData, {"on_error": "skip"}, "sample index 6"),
         (GatedData, {"batch_size": None}, "sample index 6"),
-        (GatedBulk, {}, "indices [4, 5, 6, 7]"),
         (GatedStream, {}, "item 6 of the iterator of GatedStream"),
     ],
 )
@@ -57,16 +48,6 @@ def test_timeout_names_the_stage_the_item_and_the_stack(kind, options, item):
     (seconds,) = re.findall(rf"spdl-loader-0, batch {number} for (\d+\.\d) s: ", text)
     assert float(seconds) <= time.monotonic() - began + 0.05  # it is rounded
     assert "in __getitem__\n    assert self.gate.wait(" in text
-
-
-def test_timeout_names_collate_fn():
-    """The other stage of a worker."""
-    data = GatedData(4, held=0)
-    loader = DataLoader(range(4), num_workers=1, timeout=0.1, collate_fn=lambda _: data[0])
-    text = message_of_timeout(loader, data)
-    assert "batch 0" in text
-    assert "stage 'collate'\n" in text
-    assert "in __getitem__\n" in text
 
 
 def message_of_timeout(loader, data):
@@ -134,14 +115,6 @@ def test_timeout_of_a_pipeline_names_what_is_at_work(where, name):
     assert f"Busy threads: {name}." in text
     assert ("Coroutines under way: stuck-0." in text) == (where == "async op")
     assert ("the event loop" if where == "async op" else "in __getitem__\n") in text
-
-
-def test_timeout_names_what_is_at_work_in_a_pipeline_inside():
-    """The worker waits for the pipeline's threads."""
-    data = GatedData(2, held=1)
-    inner = PipelineDataset(PipelineBuilder().add_source([0, 1]).pipe(data.__getitem__).add_sink())
-    loader = DataLoader(inner, num_workers=1, timeout=0.1, batch_size=None)
-    assert "Busy threads: spdl-__getitem__-0." in message_of_timeout(loader, data)
 
 
 def test_flight_recorder_logs_the_stacks_of_a_stall(tmp_path, caplog):

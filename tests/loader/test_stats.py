@@ -1,26 +1,18 @@
 """Counters, percentiles and the figures computed from them."""
 
 import logging
-import os
 from time import perf_counter
 
 import pytest
 from _datasets import Indices
-from _gates import FakeClock, until
 from _seats import FORKED, NONE, SERVED, THREADS, in_seats
 from hypothesis import given, settings, strategies as st
 
 from spdl_torch import DataLoader
-from spdl_torch.engine import counters as counters_module
-from spdl_torch.engine.counters import QueueCounters, TaskCell
-from spdl_torch.engine.statistics import queue_stats, task_stats
 from spdl_torch.loader.backends.processes import worker_process
 from spdl_torch.loader.backends.processes.process import start_child
-from spdl_torch.loader.fetching import timing as timing_module
-from spdl_torch.loader.fetching.timing import timed
 from spdl_torch.loader.stats.stats import WorkersStats
 from spdl_torch.machine.histogram import Histogram, percentile
-from spdl_torch.pipeline import StageInfo, TaskStatsHook
 
 durations = st.integers(0, 2**62) | st.just(2**63 - 1)
 few_durations = st.lists(durations | st.integers(0, 10_000), min_size=1, max_size=200)
@@ -52,81 +44,6 @@ def test_percentile_is_within_6_3_percent_of_the_exact_one(values, num_zero, sha
     assert sum(counts) == len(values)
     exact = exact_percentile(values + [0] * num_zero, share) if values or num_zero else 0
     assert percentile(counts, share, num_zero) == pytest.approx(exact, rel=0.063, abs=0)
-
-
-def test_task_stats_time_successes_and_count_failures():
-    """ave_time is of the calls that succeeded; counts and CPU time are of all."""
-    hook = TaskStatsHook(StageInfo(0, 1, "decode"))
-    cell, other = hook.new_cell(), hook.new_cell()
-    cell.add(4_000, 1_000)
-    other.add(8_000, 3_000)
-    other.add_failure(1_000_000, 5_000)
-    stats = task_stats(hook.counters())
-    assert (stats.num_tasks, stats.num_failures) == (3, 1)
-    assert stats.ave_time == pytest.approx(6e-6)
-    assert stats.ave_cpu_time == pytest.approx(3e-6)
-    assert stats.p99_time == pytest.approx(8e-6, rel=0.063)
-    assert stats.elapsed >= 0
-
-
-def test_queue_stats_average_over_calls_that_did_not_wait_too():
-    """One wait of 8 µs in four gets is 2 µs a get; its p99 is the wait, its median is none."""
-    waits = (8_000, 0, histogram_of([8_000]))
-    stats = queue_stats(QueueCounters(elapsed_ns=2 * 10**9, num_got=4, num_put=4, get_wait=waits))
-    assert stats.ave_get_time == pytest.approx(2e-6)
-    assert stats.p99_get_time == pytest.approx(8e-6, rel=0.063)
-    assert stats.p90_put_time == stats.ave_put_time == 0
-    assert (stats.num_items, stats.qps) == (4, 2.0)
-
-
-@pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_wait_of_workers_for_a_job_counts_while_it_lasts(isolation):
-    """Also in a later epoch of the same workers."""
-    options = {"isolation": isolation, "persistent_workers": True}
-    loader = DataLoader(Indices(12), batch_size=1, num_workers=2, prefetch_factor=6, **options)
-
-    def share_since(early):
-        """Of the workers' time."""
-        now = loader.snapshot().stages[0]
-        waited = now.wait_in_ratio * now.thread_time - early.wait_in_ratio * early.thread_time
-        return waited / (now.thread_time - early.thread_time)
-
-    for _ in range(2):
-        batches = iter(loader)
-        next(batches)
-        until(lambda: loader.snapshot().stages[0].tasks.num_tasks == 12)  # nothing is left to do
-        early = loader.snapshot().stages[0]
-        until(lambda early=early: 0.9 < share_since(early) < 1.1)
-        assert loader.snapshot().stages[0].wait_in_ratio < 1
-        assert len(list(batches)) == 11
-
-
-def test_workers_that_begin_after_the_first_batch_are_counted():
-    """Though the loop does nothing that would receive anything of theirs."""
-    reads, writes = os.pipe()
-    options = {"prefetch_factor": 6, "worker_init_fn": lambda number: number and os.read(reads, 1)}
-    try:
-        loader = FORKED.loader(Indices(12), batch_size=1, **options)
-        next(batches := iter(loader))
-        os.write(writes, b".")
-        until(lambda: loader.snapshot().stages[0].tasks.num_tasks == 12)
-        assert len(list(batches)) == 11
-    finally:
-        os.close(reads)
-        os.close(writes)
-
-
-def test_queue_of_a_process_is_as_full_as_its_clock_has_it():
-    """However late the loop reads what the process has sent."""
-    loader = FORKED.loader(Indices(4), batch_size=1, num_workers=1, prefetch_factor=4)
-    batches = iter(loader)
-    until(lambda: loader.snapshot().stages[0].tasks.num_tasks == 4)
-    away = sum(work() for _ in range(20))
-    next(batches)
-    stats = loader.snapshot()
-    is_empty = (1 - stats.stages[1].queue.occupancy_rate) * stats.elapsed
-    assert 0 < is_empty <= stats.elapsed - away
-    assert len(list(batches)) == 3
 
 
 def work():
@@ -246,58 +163,7 @@ def test_all_of_next_is_a_wait_and_nothing_else(seat, options):
     assert handler.seconds + in_queue <= seconds_waited(loader.snapshot()) - before <= inside
 
 
-def clocked_run(calls):
-    """Time calls that take these wall and CPU times, each after others in which none runs."""
-    clock, cell = FakeClock(), TaskCell()
-    with pytest.MonkeyPatch.context() as patch:
-        clock.install(patch, timing_module, counters_module)
-        for before, times in calls:
-            clock.advance(*before)
-            timed(cell, clock.advance, *times)
-    hook = TaskStatsHook(StageInfo(0, 1, "decode"))
-    hook.share(cell)
-    return hook.counters()
-
-
-def of_wall_time(shortest, longest):
-    """Wall and CPU times in ns."""
-    walls = st.integers(shortest, longest)
-    return walls.flatmap(lambda wall: st.tuples(st.just(wall), st.integers(0, wall)))
-
-
-any_calls = st.tuples(
-    st.one_of(st.just((0, 0)), of_wall_time(0, 400_000), of_wall_time(0, 10**9)),
-    st.one_of(of_wall_time(0, 199_999), of_wall_time(200_000, 500_000), of_wall_time(0, 10**9)),
-)
-
-
-@settings(deadline=None, max_examples=30)
-@given(calls=st.lists(any_calls, max_size=60))
-def test_cpu_time_of_every_long_task_is_known(calls):
-    """To 0.05 ms, whatever comes before it."""
-    counters = clocked_run(calls)
-    long = [(wall, cpu) for _, (wall, cpu) in calls if wall >= 200_000]
-    assert counters.long_ns == sum(wall for wall, _ in long)
-    exact = sum(cpu for _, cpu in long)
-    assert counters.long_cpu_ns == pytest.approx(exact, abs=50_001 * len(long))
-    if len(long) == len(calls) and all(before == (0, 0) for before, _ in calls):
-        assert counters.long_cpu_ns == exact
-
-
 SHORT, LONG = 100_000, 50_000_000
-
-
-@pytest.mark.parametrize("period", [8, 50])
-@pytest.mark.parametrize(
-    ("short", "long"), [((SHORT, 0), (LONG, LONG)), ((SHORT, SHORT), (LONG, 0))]
-)
-def test_cpu_time_of_tasks_of_very_different_lengths(period, short, long):
-    """A long one in so many, of which either the long ones compute or the others."""
-    before = 2_000, 2_000
-    calls = [(before, short if n % period else long) for n in range(period // 2, 2000)]
-    counters = clocked_run(calls)
-    exact = sum(cpu for _, (_, cpu) in calls) / len(calls) / 1e9
-    assert task_stats(counters).ave_cpu_time == pytest.approx(exact, rel=0.02)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -306,22 +172,3 @@ def test_batches_are_counted_as_the_loop_gets_them(num_workers):
     loader = DataLoader(range(12), 4, num_workers=num_workers, isolation="thread")
     for number, _ in enumerate(loader, start=1):
         assert {stage.queue.num_items for stage in loader.snapshot().stages} == {number}
-
-
-def test_figures_that_are_read_as_an_epoch_ends_are_whole():
-    """Its counters are let go of while another thread reads them."""
-    loader = DataLoader(range(12), 4, num_workers=2, isolation="thread")
-    iterator = iter(loader)
-    assert len(list(iterator)) == 3
-    iterator = iter(loader)
-    next(iterator)
-    counts = iterator._backend.counts
-    readings = counts.readings
-
-    def late(**options):
-        counts.readings = readings
-        assert len(list(iterator)) == 2
-        return readings(**options)
-
-    counts.readings = late
-    assert [stage.num_tasks for stage in loader.snapshot().stages] == [12, 3]
