@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torchvision
-from _datasets import Divided, Made, SafeIndices
+from _datasets import Divided, Made
 from _readings import reading, stage
 from PIL import Image
 from torch.utils.data import Dataset
@@ -99,17 +99,3 @@ def test_reading_at_once_is_advised_where_a_sample_takes_no_time(
     remarks = with_remarks_of(Made(float), report, ["one by one"]).verdict.remarks
     said = [each for each in remarks if "If the dataset has __getitems__(indices)" in each]
     assert len(said) == is_advised
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-def test_persistent_workers_are_not_advised_where_they_are_on(persistent, monkeypatch):
-    """Longer epochs are."""
-    loader = DataLoader(SafeIndices(8), num_workers=1, persistent_workers=persistent)
-    list(loader)
-    slow = reading(0.5, stage("fetch", busy=0.1))
-    starting = make_report(slow, Probes(), pooled=("fetch", "collate"))
-    monkeypatch.setattr(type(loader._measured()), "report", lambda _: starting)
-    action = loader.report().verdict.action
-    assert action.startswith("Use longer epochs")
-    assert ("persistent_workers" in action) is not persistent
-    loader.close()

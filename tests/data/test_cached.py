@@ -10,7 +10,6 @@ import random
 import re
 import resource
 import signal
-import threading
 from collections import UserDict, namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ import torch
 import torchvision.transforms.v2 as transforms
 from _datasets import Made as MadeBy
 from _forks import fork, found_in_fork, found_in_forks
-from _gates import PATIENCE_SECONDS, in_thread, result_of, until
+from _gates import PATIENCE_SECONDS
 from _inside import kept_by, placement_of
 from _readings import shown
 from _tars import keys, shard_of, write_shard
@@ -221,35 +220,6 @@ def test_limit_is_kept_and_logged_once(limit, tmp_path, caplog, monkeypatch):
     assert 100 < dataset.num_made[0] <= 200 + 2  # two are made twice, to compare
 
 
-def test_rows_take_two_files_and_little_more_than_their_bytes(tmp_path):
-    """However many there are, and however many processes write them."""
-    number = 1000
-
-    def put_rows(store, first):
-        return all(store.put(n, content_of(n, 300)) for n in range(first, 4 * number, 4))
-
-    for _ in range(2):
-        store = Store(str(tmp_path))
-        assert found_in_forks(*(partial(put_rows, store, n) for n in range(4))) == [True] * 4
-    assert len([*tmp_path.iterdir()]) == 2
-    assert bytes_in(tmp_path) <= 2 * 4 * number * 340
-    again = Store(str(tmp_path))
-    assert all(again.get(each) == content_of(each, 300) for each in range(0, 4 * number, 7))
-
-
-def test_others_go_on_behind_what_a_killed_one_left(tmp_path):
-    """Half a content, half a record: neither is found."""
-    assert Store(str(tmp_path)).put(1, b"one")
-    for name in ("data", "index"):
-        with open(tmp_path / name, "ab") as half:
-            half.write(b"half of it")
-    store = Store(str(tmp_path))
-    assert store.put(2, b"two")
-    assert store.put(4, b"")  # is not missing for that
-    found = [Store(str(tmp_path)).get(key) for key in (1, 2, 3, 4)]
-    assert found == [b"one", b"two", None, b""]
-
-
 def test_earlier_versions_make_room_for_the_present_one(tmp_path):
     """The oldest that no program uses, and only of the same dataset, and only beyond the limit."""
     other = kept_by(cached(Made(3), tmp_path, version=1)).folder
@@ -289,21 +259,6 @@ def test_what_somebody_removed_is_made_again(gone, tmp_path, caplog):
     assert not caplog.records
 
 
-def test_samples_that_read_each_other_through_the_cache_are_made(tmp_path):
-    """By two threads, of which each makes what the other one waits for."""
-    barriers = [threading.Barrier(2, timeout=PATIENCE_SECONDS)] * 2
-
-    def make(index):
-        if barriers:
-            barriers.pop().wait()
-            kept[1 - index]
-        return index
-
-    kept = cached(MadeBy(make, 2), tmp_path, version=1)
-    ends = [in_thread(kept.__getitem__, index) for index in range(2)]
-    assert [result_of(end) for end in ends] == [0, 1]
-
-
 def read_all_at_once(kept, barrier, num_threads):
     """Every sample, in the order in which the other programs read them."""
     with ThreadPoolExecutor(num_threads) as threads:
@@ -331,51 +286,6 @@ def test_sample_is_made_once_if_several_ask_for_it_at_once(
     assert set(made) == set(range(100))
     if num_threads == 1 or num_programs == 1:
         assert len(made) == 100
-
-
-def test_forked_child_waits_for_no_thread_that_it_has_not_got(tmp_path):
-    """One of the parent's makes what the child asks for; once it has ended, the child goes on."""
-    store, begun, may_end = Store(str(tmp_path)), threading.Event(), threading.Event()
-
-    def make():
-        with store.making(1):
-            begun.set()
-            may_end.wait(PATIENCE_SECONDS)
-
-    ends = in_thread(make)
-    begun.wait(PATIENCE_SECONDS)
-    pid = fork(store.making(1).__enter__)
-    may_end.set()
-    result_of(ends)
-    until(lambda: os.waitpid(pid, os.WNOHANG)[0] == pid)
-
-
-def test_time_limit_ends_the_wait_for_another_process(tmp_path):
-    """What a signal's handler raises then reaches the caller, also if it is an OSError."""
-
-    def too_late(*_):
-        raise TimeoutError("too late")
-
-    store = Store(str(tmp_path))
-    reading, writing = os.pipe()
-
-    def hold():
-        with store.making(1):
-            os.write(writing, b".")
-            signal.pause()
-
-    holder, before = forked.Process(target=hold), signal.signal(signal.SIGALRM, too_late)
-    holder.start()
-    try:
-        os.read(reading, 1)
-        signal.setitimer(signal.ITIMER_REAL, 0.3)
-        with pytest.raises(TimeoutError, match="too late"), store.making(1):
-            pass
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-        holder.kill()
-        holder.join()
 
 
 def hold_sample(kept, writing):
@@ -576,10 +486,6 @@ def rank_folders(environ, store):
     return [kept_by(cached(list(range(length)))).folder for length in (3, 4)]
 
 
-SCRIPT = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}
-"""What the script of a job has as well as its ranks."""
-
-
 @pytest.mark.parametrize(
     ("shared", "first", "second", "is_one"),
     [
@@ -597,11 +503,10 @@ SCRIPT = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}
             {"SLURM_STEP_ID": "1"},
             False,
         ),
-        ({**SCRIPT, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1"}, {}, {}, False),
         ({}, {"MY_RANK": "0"}, {"MY_RANK": "1"}, True),
         ({}, {}, {}, False),
     ],
-    ids=["torchrun", "two ports", "slurm", "two steps", "one task", "process group", "alone"],
+    ids=["torchrun", "two ports", "slurm", "two steps", "process group", "alone"],
 )
 def test_ranks_of_a_training_share_one_memory(shared, first, second, is_one, tmp_path):
     """Two programs, with the variables of a launcher. Each of a rank's caches is another one."""
@@ -611,18 +516,6 @@ def test_ranks_of_a_training_share_one_memory(shared, first, second, is_one, tmp
     )
     assert (folders[0] == folders[1]) is is_one
     assert len({*folders[0], *folders[1]}) == (2 if is_one else 4)
-
-
-def test_spawned_ranks_share_one_memory(monkeypatch):
-    """With the address of the group, and no rank yet. Others have their own."""
-    sent, folders = forked.SimpleQueue(), []
-    for port in ("1", "1", "2"):
-        monkeypatch.setenv("MASTER_PORT", port)
-        child = forked.Process(target=lambda: sent.put(kept_by(cached([1])).folder))
-        child.start()
-        folders.append(sent.get())
-        child.join()
-    assert folders[0] == folders[1] != folders[2]
 
 
 def test_caches_in_memory_have_one_limit_together(monkeypatch, tmp_path):
@@ -678,11 +571,7 @@ def below_a_lost_disk(path):
         (lambda path: cached(iter([1])), TypeError, "expected a map-style dataset, got list_iter"),
         (lambda path: cached(mix({"a": [1]})), TypeError, "mixture .* Cache its sources"),
         (lambda path: cached([1], path), ValueError, "version is needed for a list on disk"),
-        (lambda path: cached([1], 3, version=1), TypeError, 'cache must be "memory" or the path'),
-        (lambda path: cached([1], max_bytes=0), ValueError, "max_bytes must be >= 1 or None"),
         (lambda path: cached([1])[1], IndexError, "index 1 is out of range for 1 samples"),
-        (lambda path: [kept[n] for kept in [cached([1])] for n in (0, 0.0)], TypeError, "float"),
-        (lambda path: ImageFolder(path, version=1), ValueError, "version are for a cache"),
         (
             lambda path: ImageFolder(path, loader=len, cache="memory"),
             *(spdl_torch.UnsupportedOptionError, "a loader of your own reads by"),

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import IterableDataset
+import torch.utils.data as torch_data
 
 from spdl_torch import DataLoader, DistributedSampler, PipelineDataset
 from spdl_torch.data import mix, pack
@@ -37,7 +37,7 @@ class Texts:
         return {"tokens": tokens, "noise": torch.randint(1 << 40, ()).expand(len(tokens))}
 
 
-class Documents(IterableDataset):
+class Documents(torch_data.IterableDataset):
     """A stream, which each rank reads whole."""
 
     thread_safe = True
@@ -89,6 +89,20 @@ def packs_of_a_stream(world, rank, place, _):
     return loader_of(packed, world, None, place)
 
 
+def shared_out_by_torch(world, rank, place, _):
+    sampler = torch_data.DistributedSampler(range(96), world, rank, seed=2)
+    return loader_of(Texts(0, [1] * 96), world, sampler, place, GLOBAL_BATCH)
+
+
+def batches_shared_out_by_ours(world, rank, place, _):
+    sampler = DistributedSampler(range(96), world, rank, seed=2)
+    batches = torch_data.BatchSampler(sampler, GLOBAL_BATCH // world, drop_last=False)
+    options = {"num_workers": place[0], "isolation": place[1], "seed": 5}
+    loader = DataLoader(Texts(0, [1] * 96), batch_sampler=batches, **options)
+    loader.set_epoch = sampler.set_epoch
+    return loader
+
+
 def pipeline_of(source, world, rank, **options):
     """One rank's pipeline."""
     builder = PipelineBuilder().add_source(source).pipe(abs, output_order="input")
@@ -130,6 +144,8 @@ class Kind(NamedTuple):
 
 
 KINDS = [
+    Kind(shared_out_by_torch, PLACES[:3], in_batches=True),
+    Kind(batches_shared_out_by_ours, PLACES[:3], in_batches=True),
     Kind(mixture, in_batches=True),
     Kind(packs_of_a_mixture),
     Kind(packs_of_a_stream, PLACES[:2], num_epochs=1),
@@ -171,7 +187,8 @@ def test_history_of_a_training_leaves_no_trace(kind, tmp_path):
             if state is not None:
                 loader.load_state_dict(json.loads(state))
             if kind.num_epochs > 1:
-                getattr(loader, "sampler", loader).set_epoch(epoch)
+                set_epoch = getattr(loader, "set_epoch", None) or loader.sampler.set_epoch
+                set_epoch(epoch)
             loader.state_dict()  # from now on, a stream's own state is asked for
         return loaders
 

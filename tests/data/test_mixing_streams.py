@@ -157,67 +157,6 @@ def test_any_item_of_later_passes_resumes_exactly(kind, stop):
     assert_resume_exact(lambda: piped(whole(kind), stop=stop), num_epochs=2)
 
 
-def test_each_source_goes_on_in_its_own_order():
-    """Pass after pass, whatever the mixture takes from the others."""
-    items = list(piped(whole("all"), stop="all"))
-    for name, (_, length) in KINDS["all"].items():
-        own = [number for each, number in items if each == name]
-        assert own == [number % length for number in range(len(own))]
-        assert len(own) >= length
-
-
-def test_streams_with_a_state_are_not_read_again():
-    """Resuming takes their states, and begins there."""
-
-    def make():
-        return {"a": Kept("a", None), "b": Kept("b", None)}
-
-    run, sources = piped(make()), make()
-    run.state_dict()
-    items = list(itertools.islice(run, 1000))
-    state, again = run.state_dict(), piped(sources)
-    again.load_state_dict(state)
-    items += itertools.islice(again, 3)
-    assert items == list(itertools.islice(piped(make()), 1003))
-    # A state that takes long to take, as where others have the cores, is taken less often.
-    assert sum(each.num_read for each in sources.values()) < state["num_after"] + 100
-
-
-def test_state_after_resuming_knows_streams_that_were_not_drawn_from_again():
-    """Each item's state of a resumed pass resumes the rest of it."""
-
-    def make(state=None):
-        sources = {"often": Resuming("often", 30), "seldom": Resuming("seldom", 30)}
-        source = mix(sources, {"often": 6, "seldom": 1})
-        made = spdl_torch.PipelineDataset(PipelineBuilder().add_source(source).add_sink())
-        if state is not None:
-            made.load_state_dict(state)
-        return made
-
-    run = make()
-    run.state_dict()
-    next(None for name, _ in run if name == "seldom")
-    state = run.state_dict()
-    assert_resume_exact(lambda: make(state), make_resumed=make, num_epochs=1)
-
-
-@pytest.mark.parametrize("rank", [0, 2])
-def test_state_of_one_rank_serves_all(rank):
-    """Where the ranks' parts are equally long: each goes on with its own items."""
-
-    def make(own):
-        sources = {"a": as_source(Kept("a", None)), "b": as_source(Resuming("b", None))}
-        return piped(sources, num_replicas=3, rank=own, tail="uneven")
-
-    expected, run, again = list(itertools.islice(make(rank), 12)), make(0), make(rank)
-    run.state_dict()
-    iterator = iter(run)
-    for _ in range(5):
-        next(iterator)
-    again.load_state_dict(run.state_dict())
-    assert list(itertools.islice(again, 7)) == expected[5:]
-
-
 def test_mixture_without_states_is_a_number():
     """Its pipeline counts items, and has no state of its own to ask for. One that was iterated can
     be pickled, as its pipeline is on its way to a worker that is spawned."""

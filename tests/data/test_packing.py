@@ -88,14 +88,6 @@ def test_buckets_are_within_the_budget_and_full(num_dimensions, shapes, extra):
         assert end == len(shapes) or more.max(0).prod() * len(more) > budget
 
 
-@pytest.mark.parametrize("group", [pack, bucket])
-def test_only_the_last_group_of_all_has_room_where_sizes_leave_none(group):
-    """That of a window is filled by the next one."""
-    texts = group(range(1000), 7, size_of=[1] * 1000)
-    texts.plan().window = 16
-    assert len(texts.sampler(tail="uneven")) == 143
-
-
 @settings(max_examples=30)
 @given(sizes_and_budgets, st.integers(0, 3), st.integers(1, 4), st.sampled_from([pack, bucket]))
 def test_epoch_has_every_sample_once_over_the_ranks(drawn, epoch, world, group):
@@ -269,31 +261,6 @@ def test_each_epoch_of_a_grouped_mixture_has_the_mixtures_samples(
     assert epochs[0] != epochs[1]
 
 
-def test_sizes_of_a_mixtures_first_epoch_are_not_taken_for_those_of_later_ones():
-    """The error says what to pass."""
-    mixture = mix({"a": [[1]] * 9, "b": [[1, 2]] * 9})
-    sampler = pack(mixture, 4, size_of=[len(row) for row in mixture]).sampler()
-    assert len(list(sampler)) > 0
-    sampler.set_epoch(1)
-    with pytest.raises(ValueError, match="size_of must be a function of the position, got a list"):
-        list(sampler)
-
-
-def test_documents_of_a_pack_are_read_in_one_call():
-    """If the dataset has ``__getitems__``, as those of Hugging Face do."""
-
-    class Batched(list):
-        def __getitems__(self, indices):
-            return [{"tokens": document(n, 3 + n)} for n in indices]
-
-        __getitem__ = None
-
-    texts = pack(Batched("abc"), 8, size_of=[3, 4, 5], oversize="split")
-    tokens = torch.cat([texts[group]["tokens"] for group in texts.sampler()])
-    expected = torch.cat([document(n, size) for n, size in enumerate([3, 4, 5])])
-    assert sorted(tokens.tolist()) == expected.tolist()
-
-
 STREAM_SIZES = some_sizes(230, 64, seed=4)
 
 
@@ -356,17 +323,6 @@ def test_stream_that_cannot_be_resumed_is_an_error(workers, length):
         list(resumed)
 
 
-def test_mixture_of_streams_can_be_packed():
-    """Every rank mixes alike, and packs what it mixed."""
-    streams = {
-        name: as_source(lambda n=n: (document(n, 3) for _ in range(40)))
-        for n, name in enumerate("ab")
-    }
-    rows = pack(mix(streams, {"a": 3, "b": 1}), 12, size_of=len, look_ahead=40)
-    tokens = torch.cat([row["input_ids"] for row in rows])
-    assert 0.7 < tokens[:, 0].eq(0).float().mean() < 0.8
-
-
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -376,21 +332,14 @@ def test_mixture_of_streams_can_be_packed():
             ValueError,
             "sample 1 has size 9, more than the budget of 4.*first of 2 such.*oversize=",
         ),
-        (lambda: bucket([[1]], 4, size_of=[5]), ValueError, "sample 0 has size 5, more than"),
-        (lambda: pack([[1]] * 2, 4, size_of=[1, 0]), ValueError, "sample 1 has size 0; sizes"),
         (lambda: pack([[1]], 4, size_of=[1, 2]), ValueError, "one size for each of the dataset's"),
-        (lambda: pack([[1]], 4, size_of=[0.5]), ValueError, "sizes must be whole numbers"),
-        (lambda: pack([[1]], 4, size_of=[(1, 2)]), ValueError, "pack: sizes must be ints, got an"),
         (lambda: bucket([0], 9, size_of=[(2, 0)]), ValueError, "sample 0 has size 2 x 0; sizes"),
         (lambda: bucket([0, 0], 9, size_of=[(2, 2), (2,)]), ValueError, "all have the same length"),
-        (lambda: pack([[1]], 4, size_of=[1], oversize="cut"), ValueError, "oversize must be"),
         (
             lambda: bucket(as_source([[1]]), 4, size_of=[1], look_ahead=3),
             ValueError,
             "look_ahead is for streams; a ListSource is map-style.*Leave look_ahead out, got 3",
         ),
-        (lambda: pack(Documents(), 4, size_of=len, look_ahead=0), ValueError, "look_ahead must be"),
-        (lambda: pack(Documents(), 4, size_of=len, rank=2), ValueError, "replicas and rank go to"),
         (lambda: list(pack(Documents(), 4, size_of=len)), ValueError, r"sample \d+ has size"),
         (lambda: pack([[1, 2]], 4, size_of=[1])[[0]], ValueError, "sample 0 has 1 tokens.*has 2"),
         (
@@ -398,7 +347,6 @@ def test_mixture_of_streams_can_be_packed():
             ValueError,
             r"sample 1 has \['b'\] and sample 0 \['a'\]",
         ),
-        (lambda: pack(["ab"], 4, size_of=[2])[[0]], TypeError, "'input_ids' is a str"),
     ],
 )
 def test_bad_budget_or_size_is_refused(call, error, message):
