@@ -213,7 +213,7 @@ def test_dataset_goes_with_its_loader_while_a_worker_is_stuck(without_collector)
 
 
 PROGRAM = """
-    import multiprocessing, os, signal, sys
+    import multiprocessing, os, signal, sys, threading
     sys.path.insert(0, {tests!r})
     import torch
     import _lazy_device
@@ -231,6 +231,8 @@ PROGRAM = """
     def collate(samples):
         if samples[0] >= 8 * 40 and how == "collate":
             raise RuntimeError("ragged")
+        if samples[0] >= 8 * 21 and "stuck" in how:
+            threading.Event().wait()
         return torch.tensor(samples)
 
     _lazy_device.install(_lazy_device.LazyDevice(is_prompt=True), backend=Backend)
@@ -242,14 +244,16 @@ PROGRAM = """
         if step == 20:
             children = multiprocessing.active_children()
             print(os.getpid(), *(child.pid for child in children), flush=True)
-            if how == "exit":
+            if "exit" in how:
                 break
-            if how in ("SIGINT", "SIGTERM"):
-                os.kill(os.getpid(), getattr(signal, how))
+            if how.startswith("SIG"):
+                os.kill(os.getpid(), getattr(signal, how.partition(",")[0]))
 """
 
 ENDS = {
     ("exit", "cuda"): (0, ""),
+    ("exit, stuck", None): (0, ""),
+    ("SIGKILL, stuck", None): (-signal.SIGKILL, ""),
     ("SIGINT", None): (-signal.SIGINT, "KeyboardInterrupt"),
     ("SIGTERM", "cuda"): (143, ""),
     ("collate", None): (1, "RuntimeError: ragged\nin collate_fn"),
@@ -260,7 +264,7 @@ ENDS = {
 @pytest.mark.parametrize(("how", "device"), ENDS)
 def test_program_ends_as_its_user_has_it(how, device):
     """The exit code and the one traceback are the user's, no process is left and nothing in shared
-    memory."""
+    memory. A sample that waits for ever keeps no worker alive."""
     program = textwrap.dedent(PROGRAM).format(tests=str(HELPERS), how=how, device=device)
     words = ["-W", "ignore", "-c", program]
     child = _warm.run(words, timeout=3 * PATIENCE_SECONDS, ends_whole=True)

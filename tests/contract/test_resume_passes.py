@@ -2,7 +2,6 @@
 one in each epoch, and only it knows which comes next. And epochs after a resumed one, of a dataset
 that applies the state it was given again and again."""
 
-import logging
 import multiprocessing
 import warnings
 from itertools import islice
@@ -10,9 +9,8 @@ from itertools import islice
 import pytest
 import torch
 from _covering import by_pairs
-from _datasets import GoingOn
 from _loader_helpers import batches_of, library
-from _seats import FORKED, NONE, THREADS, in_seats
+from _seats import FORKED, NONE, THREADS
 from hypothesis import given, settings, strategies as st
 from torch.utils.data import ChainDataset, IterableDataset, get_worker_info
 
@@ -139,28 +137,6 @@ def test_passes_are_counted_alike_in_every_backend(backend, persistent, steps, a
             loader.dataset.set_epoch(7)  # loading undoes it
             loader.load_state_dict(state)
             resumed = {number: rest}
-
-
-@in_seats(NONE, THREADS)
-def test_a_first_state_within_a_pass_says_that_it_counts(seat, caplog):
-    """Once for each dataset, and that a later pass may be another one; none that begins later."""
-    builder = PipelineBuilder().add_source(GoingOn()).aggregate(3).pipe(tuple)
-    dataset = PipelineDataset(builder.add_sink(), num_replicas=2, rank=1)
-    loader = seat.loader(dataset, batch_size=None, persistent_workers=True)
-    list(loader)
-    batches = iter(loader)
-    next(batches)
-    with caplog.at_level(logging.WARNING, "spdl_torch.data"):
-        loader.state_dict()
-        next(batches)
-        loader.state_dict()
-        list(loader)
-        next(iter(loader))
-        loader.state_dict()
-    told = [each for each in caplog.messages if "state_dict: nobody had asked" in each]
-    assert told, "a warning"
-    assert all("is exact only if all its" in each for each in told)
-    assert len(told) <= max(1, seat.num_workers)
 
 
 NUM_ITEMS = 16

@@ -12,10 +12,10 @@ import pytest
 import torch
 from _readings import shown
 from hypothesis import given, settings, strategies as st
-from torch.utils.data import IterableDataset, default_collate
+from torch.utils.data import IterableDataset
 
 import spdl_torch
-from spdl_torch.data import bucket, mix, pack, pad_collate
+from spdl_torch.data import bucket, mix, pack
 from spdl_torch.data.packing.rule import bucketed, packed
 from spdl_torch.data.sources import as_source
 from spdl_torch.pipeline import PipelineBuilder
@@ -204,18 +204,6 @@ def test_buckets_of_images_have_the_waste_of_their_batches(is_stream):
     assert 0 < 1 - filled / room < 0.25
     assert is_stream or buckets.waste() == pytest.approx(1 - filled / room)
     assert f"{1 - filled / room:.2%}" in shown(loader.report())
-
-
-def test_pad_collate_is_default_collate_where_shapes_agree():
-    """Structures are kept; images are padded at the right and at the bottom."""
-    samples = [{"a": [torch.ones(2), n], "b": "text"} for n in range(3)]
-    assert str(pad_collate(samples)) == str(default_collate(samples))
-    images = pad_collate([torch.ones(3, 2, 5), torch.ones(3, 4, 1)])
-    assert images.shape == (2, 3, 4, 5)
-    assert images[0, :, :2].eq(1).all()
-    assert images[0].sum() == 30
-    with pytest.raises(ValueError, match=r"same number of dimensions, got shapes \(2,\), \(1, 2\)"):
-        pad_collate([torch.ones(2), torch.ones(1, 2)])
 
 
 def as_text(row):

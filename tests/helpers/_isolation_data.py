@@ -62,24 +62,6 @@ class Noting(Dataset):
             self.file.write("end\n")
 
 
-class Waiting(Dataset):
-    """Sample ``held`` tells its process through a named pipe and then waits for ever."""
-
-    def __init__(self, path, held=5):
-        self.path = str(path)
-        self.held = held
-
-    def __len__(self):
-        return 1000
-
-    def __getitem__(self, index):
-        if index == self.held:
-            with open(self.path, "w", encoding="utf-8") as file:  # waits for a reader
-                file.write(str(os.getpid()))
-            threading.Event().wait()
-        return image_of(index)
-
-
 class Spawning(Dataset):
     """A sample is the pid of a program that was started and that of a process that was forked."""
 

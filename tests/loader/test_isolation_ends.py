@@ -15,7 +15,7 @@ import _spawned
 import _warm
 import pytest
 from _folders import HELPERS
-from _gates import is_running, shared_memory_of, until
+from _gates import is_running, until
 from _isolated import isolated, nothing_left
 from _isolation_data import Noting, Spawning
 from _loader_helpers import PATIENCE_SECONDS
@@ -56,64 +56,6 @@ def test_worker_lets_the_dataset_end_as_torchs_does(method, how, tmp_path):
         assert method == "fork" or samples <= set(lines)
         found.append(lines.count("end") if how == "left" else sorted(lines))
     assert found[0] == found[1]
-
-
-PROGRAM = """
-    import os, signal, sys, threading
-    sys.path.insert(0, {tests!r})
-    from _isolation_data import Images, Waiting
-    from spdl_torch import DataLoader
-
-    def main():
-        loader = DataLoader({dataset}, 2, num_workers=2, isolation="process",
-                            collate_fn=list, persistent_workers=True)
-        batches = iter(loader)
-        first = next(batches)
-        import multiprocessing
-        pids = [p.pid for p in multiprocessing.active_children()]
-        print("children", *pids, flush=True)
-        {end}
-
-    if __name__ == "__main__":
-        main()
-"""
-
-AT_THE_START = """
-        from spdl_torch.loader.backends.processes import worker_process as line
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
-        start_child = line.start_child
-        def start_and_die(*arguments):
-            start_child(*arguments)
-            os.killpg(0, signal.SIGHUP); threading.Event().wait()
-        line.start_child = start_and_die
-        iter(DataLoader(Images(8), num_workers=1, isolation="process"))
-"""
-STUCK = "open({path!r}).close(); "
-ENDS = {
-    "exit, stuck": (STUCK + "globals().update(kept=(batches, first))", 0),
-    "SIGKILL, stuck": (STUCK + "os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
-    "SIGHUP at the start": (AT_THE_START.strip(), -signal.SIGHUP),
-}
-
-
-@pytest.mark.parametrize("how", ENDS)
-def test_nothing_is_left_however_the_program_ends(how, tmp_path):
-    """Neither a process of its session, nor a name in /dev/shm, nor a word on stderr. A sample that
-    waits for ever keeps no child alive; a trainer without a handler ends at once when its group
-    gets a signal, and its children when they miss it."""
-    end, expected = ENDS[how]
-    path = str(tmp_path / "held")
-    os.mkfifo(path)
-    dataset = f"Waiting({path!r}, held=3)" if "stuck" in how else "Images(1000)"
-    file = tmp_path / "program.py"
-    parts = {"tests": str(HELPERS), "dataset": dataset, "end": end.replace("{path!r}", repr(path))}
-    file.write_text(textwrap.dedent(PROGRAM.format(**parts)), encoding="utf-8")
-    with _warm.start([file], start_new_session=True, ends_whole=True) as program:
-        stdout, stderr = outcome_of(program)
-    assert (program.returncode, stderr) == (expected, "")
-    _, *pids = stdout.split()
-    assert pids
-    assert not shared_memory_of(program.pid, *pids)
 
 
 def outcome_of(program):

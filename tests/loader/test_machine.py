@@ -57,18 +57,6 @@ def test_all_have_the_same_count_of_cores(container, quota, ranks, monkeypatch):
         DataLoader(range(4), num_workers=whole + 1)
 
 
-def test_count_of_cores_is_the_same_on_a_bound_thread():
-    """Report and tuner count those of the process, and so does what a thread asks."""
-    if not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) < 2:
-        pytest.skip("needs two cores, and Linux, to run on one of them alone")
-
-    def count():
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-        return limits.usable_cores(), len(os.sched_getaffinity(0))
-
-    assert result_of(in_thread(count)) == (limits.usable_cores(), 1)
-
-
 LINUX = pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="Linux's statistics")
 
 

@@ -5,12 +5,10 @@ from time import perf_counter
 
 import pytest
 from _datasets import Indices
-from _seats import FORKED, NONE, SERVED, THREADS, in_seats
+from _seats import FORKED, NONE, THREADS, in_seats
 from hypothesis import given, settings, strategies as st
 
 from spdl_torch import DataLoader
-from spdl_torch.loader.backends.processes import worker_process
-from spdl_torch.loader.backends.processes.process import start_child
 from spdl_torch.loader.stats.stats import WorkersStats
 from spdl_torch.machine.histogram import Histogram, percentile
 
@@ -98,25 +96,6 @@ def test_loop_waits_while_it_draws_from_the_sampler(seat, kind):
     assert by_then <= seen
     assert order.seconds <= report.probes.sampling_ratio * report.stats.elapsed
     assert order.seconds <= seconds_waited(report.stats) <= inside
-
-
-@in_seats(THREADS, FORKED, SERVED)
-def test_loop_waits_while_workers_start(seat, monkeypatch):
-    """Until threads are ready, which more of them would not be sooner; and before the first process
-    has begun the epoch, too: a fork server itself has to be started."""
-    seconds = []
-
-    def slowly(*args):
-        seconds.append(sum(work() for _ in range(20)))  # longer than all else that next() does
-        return start_child(*args) if seat.are_processes else None
-
-    monkeypatch.setattr(worker_process, "start_child", slowly)
-    options = {"worker_init_fn": slowly} if seat.are_threads else {}
-    loader = seat.loader(Indices(12), batch_size=4, num_workers=1, **options)
-    batches, own, inside = worked_through(loader)
-    whole = loader.snapshot()
-    assert seconds[0] + seconds_in_queue(batches) <= seconds_waited(whole) <= inside
-    assert whole.elapsed >= seconds_waited(whole) + own
 
 
 def seconds_in_queue(batches):
