@@ -109,6 +109,25 @@ def test_tail_is_exact_from_every_item(source, ops, group):
     assert_resume_exact(lambda: dataset_of(SOURCES[source](), *OPS[ops], group=group))
 
 
+@pytest.mark.parametrize(("ops", "first"), [((), 20), ((drops_some,), 0)])
+def test_items_are_not_made_again_where_nothing_was_lost(ops, first):
+    """The source begins after what was handed out; with a loss the pass begins anew."""
+    made = []
+
+    def op(item):
+        made.append(item)
+        return item
+
+    state, again = (
+        state_after(20, dataset_of(range(40), op, *ops)),
+        dataset_of(range(40), op, *ops),
+    )
+    made.clear()
+    again.load_state_dict(state)
+    list(again)
+    assert min(made) == first
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("source", ["list", "stateful"])
 def test_ctrl_c_before_the_loop_has_seen_the_end_ends_no_pass(source):
