@@ -22,7 +22,8 @@ from .observe.store.epoch_watchers import watched
 from .observe.store.following import Follower, report_of
 from .observe.store.recording import path_of_rank
 from .observe.store.writer import SQLiteStatsWriter
-from .observe.verdict.report import legal_name, metrics_of
+from .observe.verdict.figures import legal_name
+from .observe.verdict.report import metrics_of
 from .scopes import scope
 
 if TYPE_CHECKING:

@@ -61,11 +61,9 @@ _OF_LAST = ("num_cores", "switch_interval", "own_gil", "could_go_without_gil")
 """The probes that are as they were last; the others are means."""
 
 
-def probes_over(windows: Sequence[Mapping[str, Any]]) -> Probes | None:
+def probes_over(windows: Sequence[Mapping[str, Any]]) -> Probes:
     """Return the readings over several windows, each with its ``seconds`` and its ``probes`` by
-    name; None = there are none."""
-    if not windows:
-        return None
+    name."""
     values: dict[str, Any] = {}
     for name in (each.name for each in fields(Probes)):
         known = [each for each in windows if each["probes"].get(name) is not None]

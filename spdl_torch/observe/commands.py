@@ -106,10 +106,10 @@ def _reported(arguments: argparse.Namespace) -> list[str]:
     from .trace.profile import page_of
 
     (path,) = arguments.db_path
-    run = StoredRun.read(path, arguments.run)
-    names, reports = run.pipelines(), run.reports(arguments.pipeline)
-    if arguments.html is not None:
-        return [str(write_page(arguments.html, page_of(run, reports)))]
+    with StoredRun.opened(path, arguments.run) as run:
+        names, reports = run.pipelines(), run.reports(arguments.pipeline)
+        if arguments.html is not None:
+            return [str(write_page(arguments.html, page_of(run, reports)))]
     if arguments.format == "json":
         return [report.as_json() for report in reports.values()]
     if len(reports) == 1:
@@ -131,24 +131,24 @@ def _texts_of_ranks(arguments: argparse.Namespace) -> list[str]:
     loaders: dict[int, dict[int, Report]] = {}
     names: dict[int, str] = {}
     for path in arguments.db_path:
-        run = StoredRun.read(path, arguments.run)
-        rank = run.facts["rank"]
-        names |= run.pipelines()
-        for number, report in run.reports(arguments.pipeline).items():
+        with StoredRun.opened(path, arguments.run) as run:
+            rank, reports = run.facts["rank"], run.reports(arguments.pipeline)
+            names |= run.pipelines()
+        for number, report in reports.items():
             own = loaders.setdefault(number, {})
             if rank in own:
                 raise ValueError(f"{path}: there is a file of rank {rank} before it already.")
             own[rank] = report
     texts = []
     for number, own in loaders.items():
-        reports = dict(sorted(own.items()))
+        by_rank = dict(sorted(own.items()))
         if arguments.format == "json":
-            said = {rank: json.loads(report.as_json()) for rank, report in reports.items()}
+            said = {rank: json.loads(report.as_json()) for rank, report in by_rank.items()}
             texts += [json.dumps({"rank": rank, **each}) for rank, each in said.items()]
             continue
         name = names[number] or f"pipeline {number}"
         name = f"LOADER   {name}\n" if len(loaders) > 1 else ""
-        texts.append(f"{name}{told_of_ranks(reports)}\n")
+        texts.append(f"{name}{told_of_ranks(by_rank)}\n")
     return texts
 
 

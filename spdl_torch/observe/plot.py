@@ -9,40 +9,28 @@ import math
 import os
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from ..whole_files import whole_file
 from .page.charts import Curve, Panel, draw
-from .store.file import query_queue_stats, query_task_stats
-from .store.stored_run import StoredRun, by_stage
+from .store.stored_run import StoredRun
+from .verdict.figures import FIGURES
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Picture
 
     from .store.entries import EventLogEntry
+    from .store.stored_run import Row
+    from .verdict.figures import Figure
 
-Row: TypeAlias = "Mapping[str, Any]"
-
+_VIEWS = {"tasks": "task_stats", "queues": "queue_stats"}
 _HEADINGS = {"tasks": "Stages", "queues": "Queues"}
 _OLDEST_GENERATION = 2
-_TIMES = {"mean": "ave", "p90": "p90", "p99": "p99"}
-
-# The label of each panel, and the columns of its curves: a count is shown as a rate.
-_PANELS: dict[str, dict[str, dict[str, str]]] = {
-    "tasks": {
-        "tasks\n(1/s)": {"mean": "num_tasks"},
-        "failures\n(1/s)": {"mean": "num_failures"},
-        "task time\n(ms)": {kind: f"{prefix}_time" for kind, prefix in _TIMES.items()},
-    },
-    "queues": {
-        "throughput (QPS)\n(items/s)": {"mean": "num_items"},
-        "occupancy\n(% of the time)": {"mean": "occupancy_rate"},
-        "put: wait for room\n(ms)": {k: f"{p}_put_time" for k, p in _TIMES.items()},
-        "get: wait for an item\n(ms)": {k: f"{p}_get_time" for k, p in _TIMES.items()},
-    },
-}
+_KINDS: dict[str, Any] = {"ave": "mean", "p90": "p90", "p99": "p99"}
+_ORDER = ("count", "ratio", "s")
+"""The order of panels, by the unit of what they show."""
 
 
 def plot_stats(
@@ -72,92 +60,28 @@ def plot_stats(
         cannot be written to.
     """
     folder = Path(output_dir)
-    drawn = drawn_part(db_path, stages, start_time, end_time, run_id)
+    with StoredRun.opened(db_path, run_id) as run:
+        pictures = drawn_part(run, stages, start_time, end_time)
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for kind, name in (("tasks", "task_stats"), ("queues", "queue_stats")):
-        if drawn.series[kind]:
-            paths.append(folder / f"{name}_combined.png")
-            with whole_file(paths[-1]) as file:
-                drawn.figure(kind).savefig(file, format="png", dpi=110)
+    for kind, picture in pictures.items():
+        paths.append(folder / f"{_VIEWS[kind]}_combined.png")
+        with whole_file(paths[-1]) as file:
+            picture.savefig(file, format="png", dpi=110)
     return paths
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DrawnPart:
-    """The part of a run to draw."""
-
-    run: StoredRun
-    """All of the run in that time, also stages that are left out: the bottleneck is found with
-    them."""
-    origin: float
-    """The moment from which time counts: seconds since 1970."""
-    series: Mapping[str, Mapping[int, Sequence[Row]]]
-    """Of ``tasks`` and ``queues``: the intervals of each stage, oldest first, by its number in the
-    order of the pipeline."""
-
-    def figure(self, kind: str) -> Figure:
-        """Return the picture of the tasks, or of the queues."""
-        series = self.series[kind]
-        rows = [row for each in self.series.values() for those in each.values() for row in those]
-        begin = min(row["timestamp"] - row["elapsed"] for row in rows) - self.origin
-        end = max(row["timestamp"] for row in rows) - self.origin
-        panels = [
-            Panel(
-                label=label,
-                curves=[
-                    self._curve(each, column, line, number)
-                    for number, each in series.items()
-                    for line, column in columns.items()
-                ],
-                is_percentage="%" in label,
-            )
-            for label, columns in _PANELS[kind].items()
-        ]
-        verdicts = {number: self.run.report(number).verdict for number in self.run.pipelines()}
-        blamed = {(number, each.stage) for number, each in verdicts.items()}
-        last = [those[-1] for those in series.values()]
-        return draw(
-            panels,
-            collections_of(self.run.events, self.origin),
-            (begin, end),
-            heading=f"{_HEADINGS[kind]}\n{self.run.described(self.origin)}",
-            sentences=[
-                f"Pipeline {number}: {each.finding}" if len(verdicts) > 1 else each.finding
-                for number, each in verdicts.items()
-            ],
-            marked=frozenset(
-                row["name"] for row in last if (row["pipeline"], row["label"]) in blamed
-            ),
-        )
-
-    def _curve(self, rows: Sequence[Row], column: str, kind: Any, number: int) -> Curve:
-        return Curve(
-            name=rows[-1]["name"],  # a change of concurrency changes it
-            kind=kind,
-            colour=number,
-            begin=rows[0]["timestamp"] - rows[0]["elapsed"] - self.origin,
-            times=[row["timestamp"] - self.origin for row in rows],
-            values=[_value_of(row, column) for row in rows],
-        )
-
-
 def drawn_part(
-    db_path: str | os.PathLike[str],
+    run: StoredRun,
     stages: Sequence[str] | None = None,
     start_time: float | str | None = None,
     end_time: float | str | None = None,
-    run_id: int | None = None,
     pipelines: Collection[int] | None = None,
-) -> DrawnPart:
-    """Read the part to draw; arguments and errors as for :func:`plot_stats`. ``pipelines``: those
-    to draw; None = all."""
-    run = StoredRun.read(db_path, run_id)
-    run_id = run.facts["run_id"]
-    groups = {
-        "tasks": by_stage(query_task_stats(db_path, run_id=run_id)[::-1]),
-        "queues": by_stage(query_queue_stats(db_path, run_id=run_id)[::-1]),
-    }
+) -> dict[str, Picture]:
+    """Return a part of a run as pictures, of the ``tasks`` and of the ``queues`` where there are
+    any; arguments and errors as for :func:`plot_stats`. ``pipelines``: those to draw; None = all.
+    """
+    groups = {kind: _by_stage(run.rows(f"* FROM {view}")) for kind, view in _VIEWS.items()}
     names: dict[Any, set[str]] = defaultdict(set)  # of each stage and its queue
     rows: list[Row] = []
     for key, those in (item for of_kind in groups.values() for item in of_kind.items()):
@@ -176,6 +100,7 @@ def drawn_part(
             raise ValueError(f"{_where(run)}: no stage {stage!r}; it has {labels}.")
     if pipelines is not None:
         keys = [key for key in keys if key[0] in pipelines]
+    # Of each kind the intervals of a stage by its number, which is its colour in both pictures.
     series: dict[str, dict[int, list[Row]]] = {}
     for kind, of_kind in groups.items():
         cut = {
@@ -184,14 +109,78 @@ def drawn_part(
             if stages is None or names[key] & {*stages}
         }
         series[kind] = {number: those for number, those in cut.items() if those}
-    if not any(series.values()):
+    drawn = [row for each in series.values() for those in each.values() for row in those]
+    if not drawn:
         times = [row["timestamp"] - origin for row in rows]
         raise ValueError(
             f"{_where(run)}: no interval of the chosen stages ends between start_time and "
             f"end_time. Its intervals end from +{min(times):.3f} s to +{max(times):.3f} s after "
             "its start."
         )
-    return DrawnPart(run=StoredRun.read(db_path, run_id, begin, end), origin=origin, series=series)
+    # The bottleneck is found with stages that are left out, too.
+    part = replace(run, begin=begin, end=end)
+    verdicts = {number: part.report(number).verdict for number in part.pipelines()}
+    blamed = {(number, each.stage) for number, each in verdicts.items()}
+    sentences = [
+        f"Pipeline {number}: {each.finding}" if len(verdicts) > 1 else each.finding
+        for number, each in verdicts.items()
+    ]
+    span = (
+        min(row["timestamp"] - row["elapsed"] for row in drawn) - origin,
+        max(row["timestamp"] for row in drawn) - origin,
+    )
+    collections = collections_of(part.events, origin)
+    pictures = {}
+    for kind, of_stages in series.items():
+        if of_stages:
+            last = [those[-1] for those in of_stages.values()]
+            marked = {row["name"] for row in last if (row["pipeline"], row["label"]) in blamed}
+            pictures[kind] = draw(
+                _panels(kind, of_stages, origin),
+                collections,
+                span,
+                heading=f"{_HEADINGS[kind]}\n{run.described(origin)}",
+                sentences=sentences,
+                marked=frozenset(marked),
+            )
+    return pictures
+
+
+def _panels(kind: str, series: Mapping[int, Sequence[Row]], origin: float) -> list[Panel]:
+    """Return the panels of a picture, in which each stage has a curve for every figure."""
+    own = [each for each in FIGURES if each.panel and each.of.startswith(kind.removesuffix("s"))]
+    figures: dict[str, list[Figure]] = defaultdict(list)
+    for each in sorted(own, key=lambda each: _ORDER.index(each.unit)):
+        figures[each.panel].append(each)
+    return [
+        Panel(
+            label=label,
+            curves=[
+                Curve(
+                    name=rows[-1]["name"],  # a change of concurrency changes it
+                    kind=_KINDS.get(each.column[:3], "mean"),
+                    colour=number,
+                    begin=rows[0]["timestamp"] - rows[0]["elapsed"] - origin,
+                    times=[row["timestamp"] - origin for row in rows],
+                    values=[_value_of(row, each) for row in rows],
+                )
+                for number, rows in series.items()
+                for each in those
+            ],
+            is_percentage=those[0].unit == "ratio",
+        )
+        for label, those in figures.items()
+    ]
+
+
+def _by_stage(rows: Iterable[Row]) -> dict[Any, list[Row]]:
+    """Return the rows of each stage, whose name as logged changes with its concurrency, by keys in
+    the order of the pipeline; names of another form come first, in alphabetical order."""
+    groups: dict[Any, list[Row]] = defaultdict(list)
+    for row in rows:
+        key = row["pipeline"], row["stage_number"], row["label"]
+        groups[(-1, 0, row["name"].removesuffix("_queue")) if None in key else key].append(row)
+    return groups
 
 
 def collections_of(events: Iterable[EventLogEntry], origin: float) -> list[tuple[float, float]]:
@@ -212,14 +201,14 @@ def collections_of(events: Iterable[EventLogEntry], origin: float) -> list[tuple
     return found
 
 
-def _value_of(row: Row, column: str) -> float:
-    if column == "occupancy_rate":
-        return float(100.0 * row[column])
-    if column.startswith("num_"):  # intervals differ in length, and the last one is short
-        return float(row[column] / row["elapsed"]) if row["elapsed"] else math.nan
-    is_of_tasks = "num_tasks" in row
-    num_timed = row["num_tasks"] - row["num_failures"] if is_of_tasks else row["num_items"]
-    return float(1e3 * row[column]) if num_timed else math.nan
+def _value_of(row: Row, figure: Figure) -> float:
+    value = float(row[figure.column])
+    if figure.unit == "ratio":
+        return 100.0 * value
+    if figure.unit == "count":  # intervals differ in length, and the last one is short
+        return value / row["elapsed"] if row["elapsed"] else math.nan
+    num_timed = row["num_tasks"] - row["num_failures"] if "num_tasks" in row else row["num_items"]
+    return 1e3 * value if num_timed else math.nan
 
 
 def _where(run: StoredRun) -> str:

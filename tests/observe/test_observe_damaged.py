@@ -33,6 +33,13 @@ from spdl_torch.observe.trace.profile import page_of
 from spdl_torch.pipeline import PipelineBuilder
 from spdl_torch.whole_files import whole_file
 
+
+def read_by(reader, path):
+    """What it makes of the run."""
+    with StoredRun.opened(path) as run:
+        return reader(run)
+
+
 READERS = {
     "report": report_of_file,
     "pipelines": pipelines_of_file,
@@ -40,8 +47,8 @@ READERS = {
     "queues": query_queue_stats,
     "events": query_event_stats,
     "summary": log_stats_summary,
-    "plot": drawn_part,
-    "page": lambda path: page_of(run := StoredRun.read(path), run.reports()),
+    "plot": functools.partial(read_by, drawn_part),
+    "page": functools.partial(read_by, lambda run: page_of(run, run.reports())),
 }
 HOSTILE = "de\x1b]0;title\x07co\x9bde\u202e\nVERDICT all is well"
 """A name that sets a terminal's title, moves its cursor, turns the text and makes a line."""
@@ -98,6 +105,28 @@ def test_damaged_file_is_refused(change, whole, tmp_path):
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.executescript(change)
     assert assert_read_or_refused(path.read_bytes(), path) >= 1
+
+
+def test_file_is_opened_once_for_whatever_is_read_of_it(whole, tmp_path, monkeypatch, capsys):
+    """So that all of it is of one file, which others may be writing."""
+    pytest.importorskip("matplotlib", reason="the extra plot is not installed")
+    path, opened, connect = tmp_path / "s.db", [], sqlite3.connect
+    path.write_bytes(whole)
+    commands = [
+        ["report", str(path)],
+        ["report", str(path), "--html", str(tmp_path / "p.html")],
+        ["plot", str(path), "-o", str(tmp_path)],
+    ]
+
+    def counted(*args, **options):
+        opened.append(args)
+        return connect(*args, **options)
+
+    monkeypatch.setattr(sqlite3, "connect", counted)
+    for read in READERS.values():
+        read(path)
+    assert [main(command) for command in commands] == [0, 0, 0]
+    assert len(opened) == len(READERS) + len(commands)
 
 
 def places_in(content, place=()):

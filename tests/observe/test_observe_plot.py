@@ -15,6 +15,7 @@ from _readings import entries_of, pipeline_stats, stage_stats, write
 from spdl_torch.__main__ import main
 from spdl_torch.observe import EventLogEntry, make_report, plot_stats, report_of_file
 from spdl_torch.observe.plot import drawn_part
+from spdl_torch.observe.store.stored_run import StoredRun
 from spdl_torch.pipeline import QueuePerfStats, TaskPerfStats
 
 matplotlib = pytest.importorskip("matplotlib", reason="the extra plot is not installed")
@@ -50,14 +51,16 @@ def db_path(tmp_path):
     return write(tmp_path / "s.db", *of_pipeline(SLOW_DECODE))
 
 
-def task_picture(db_path, **options):
+def task_picture(db_path, run_id=None, **options):
     """The figure that is saved."""
-    return drawn_part(db_path, **options).figure("tasks")
+    with StoredRun.opened(db_path, run_id) as run:
+        return drawn_part(run, **options)["tasks"]
 
 
 def queue_picture(db_path, **options):
     """The other one."""
-    return drawn_part(db_path, **options).figure("queues")
+    with StoredRun.opened(db_path) as run:
+        return drawn_part(run, **options)["queues"]
 
 
 def panel(figure, quantity):

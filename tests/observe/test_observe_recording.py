@@ -89,7 +89,8 @@ LOADERS = {
 
 def begins(path):
     """Whether each interval is the first of its pass."""
-    return [bool(each["begins"]) for each in StoredRun.read(path).intervals]
+    with StoredRun.opened(path) as run:
+        return [bool(each["begins"]) for each in run.intervals]
 
 
 def num_fetched(path, **of):

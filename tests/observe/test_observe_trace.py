@@ -308,7 +308,7 @@ def test_statistics_are_numbers_per_stage():
     statistics = Profile(report_with(stages=("decode", "decode", "total"))).statistics()
     assert list(statistics) == ["decode", "decode (2)", "total (2)", "total"]
     assert statistics["decode"] == {
-        "threads": 2,
+        "concurrency": 2,
         "busy_seconds": 5.6,
         "cpu_seconds": pytest.approx(0.3),
         "wait_in_seconds": pytest.approx(1.6),
@@ -320,7 +320,7 @@ def test_statistics_are_numbers_per_stage():
         "task_seconds_p50": pytest.approx(0.05, rel=0.063),
         "task_seconds_p90": pytest.approx(0.2, rel=0.063),
         "task_seconds_p99": pytest.approx(0.3, rel=0.063),
-        "tasks_per_second": 2.5,
+        "items_per_second": 2.5,
         "capacity_per_second": pytest.approx(2 / 0.03),
         "queue_occupancy_ratio": pytest.approx(1 / 3),
     }

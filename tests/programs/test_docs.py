@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import os
 import re
+import runpy
 import shlex
 import shutil
 import sqlite3
@@ -203,6 +204,12 @@ def test_formats_are_those_of_what_is_written(tmp_path):
     states = [each.state_dict()["version"] for each in writers]
     assert "| {}, {} | `ValueError` |".format(*states) in page
     assert f"#the-file) | {version} | `ValueError` |" in page
+
+
+def test_figures_of_a_stage_are_those_of_the_code():
+    """``python docs/figures.py`` would leave the page as it is."""
+    page = (ROOT / "docs/reference/statistics.md").read_text(encoding="utf-8")
+    assert runpy.run_path(str(ROOT / "docs/figures.py"))["with_table"](page) == page
 
 
 def test_page_is_listed_when_it_is_under_docs():

@@ -24,8 +24,8 @@ _POOLED = ("fetch", "collate")
 
 def report_of(measured: Measured | None) -> Report:
     """Return the report on what was measured; None = nothing has run yet."""
-    # They judge: statistics alone need none.
-    from ...observe.verdict.report import make_report, with_remarks
+    # Statistics alone need none.
+    from ...observe.verdict.report import make_report
 
     probes = Probes() if measured is None else _probes_of(measured)
     report = make_report(stats_of(measured), probes, pooled=_POOLED)
@@ -33,7 +33,7 @@ def report_of(measured: Measured | None) -> Report:
         return report
     if (placement := measured.placement) is not None:
         report = replace(report, placement=_with_workers(placement, measured.num_workers))
-    return with_remarks(report, *measured.remarks)
+    return replace(report, notes=tuple(measured.remarks))
 
 
 def stats_of(measured: Measured | None) -> PipelineStats:
@@ -100,16 +100,13 @@ def with_remarks_of(
 ) -> Report:
     """Return the report with what depends on the traits of the dataset, and on a loader's own; and
     with the remarks of ``loading_remarks()`` of the dataset and of those in it, and others."""
-    # The report has brought it.
-    from ...observe.verdict.report import with_remarks, with_traits
-
-    report = with_traits(report, *_traits_of(dataset), *own)
     remarks: dict[str, None] = {}  # each once: several datasets may say the same
     for each in all_datasets(dataset):
         # Ask the class: an object that answers to any attribute name would seem to have it.
         if hasattr(type(each), "loading_remarks"):
             remarks.update(dict.fromkeys(each.loading_remarks()))
-    return with_remarks(report, *remarks, *others)
+    traits = *_traits_of(dataset), *own
+    return replace(report, traits=traits, notes=(*report.notes, *remarks, *others))
 
 
 def _traits_of(dataset: object) -> Iterator[Trait]:

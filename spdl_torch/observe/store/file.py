@@ -76,7 +76,7 @@ def reading(path: str | os.PathLike[str]) -> Iterator[sqlite3.Connection]:
     """Open an existing file for the block, whether or not somebody writes to it.
 
     Raises: FileNotFoundError; ValueError: the file is something else, of another release, or
-        damaged, also where the block finds that out; sqlite3.Error: somebody keeps it locked.
+        damaged; sqlite3.Error: somebody keeps it locked.
     """
     path = Path(path)
     check_exists(path, "statistics file", _WRITERS)
@@ -85,8 +85,7 @@ def reading(path: str | os.PathLike[str]) -> Iterator[sqlite3.Connection]:
         connection.execute("PRAGMA query_only = ON")
         if not _check_is_ours(connection, path, _OTHER_FILE):
             raise ValueError(f"{path} is an empty SQLite file; nothing was logged to it.")
-        with damaged(path):
-            yield connection
+        yield connection
 
 
 @scope
@@ -219,7 +218,7 @@ def _select(
     given = [(c, value) for c, value in zip(conditions, filters, strict=True) if value is not None]
     where = " AND ".join(condition for condition, _ in given) or "TRUE"
     query = f"SELECT * FROM {view} WHERE {where} ORDER BY timestamp {order}, id {order}"
-    with reading(db_path) as connection:
+    with reading(db_path) as connection, damaged(db_path):
         return rows_of(connection, query, *(value for _, value in given))
 
 
@@ -227,7 +226,7 @@ _JSON = ("details", "versions", "config")
 
 
 def rows_of(connection: sqlite3.Connection, query: str, *values: Any) -> list[dict[str, Any]]:
-    """Return the rows of a query within :func:`reading`, with the content of JSON."""
+    """Return the rows of a query within :func:`damaged`, with the content of JSON."""
     rows = [dict(row) for row in connection.execute(query, values)]
     for row in rows:
         for column in _JSON:

@@ -9,12 +9,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...locks import RLock
-from ..verdict.report import Report, besides_of, report_on
 from ..verdict.skipped import SKIPPED, key_text
 from .entries import DECISION_EVENT, EventLogEntry, interval_entry
 
 if TYPE_CHECKING:
     from ...engine.statistics import PipelineStats
+    from ..verdict.report import Report
     from .entries import LogEntry
 
 _LOADED_AHEAD = ("num_tasks", "num_failures", "num_dropped", "num_items", "good_ns", "cpu_ns",
@@ -37,8 +37,7 @@ class Interval(NamedTuple):
 
     def judged(self) -> Report:
         """Return the report on it."""
-        last = self.report
-        return report_on(self.stats, last.probes, besides_of(last))
+        return replace(self.report, stats=self.stats)
 
 
 class Follower:

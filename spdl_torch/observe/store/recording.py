@@ -20,7 +20,8 @@ from ...locks import RLock
 from ...machine.garbage import Collections
 from ...scopes import scope
 from ..verdict.causes import num_delivered
-from ..verdict.report import legal_name, metrics_of
+from ..verdict.figures import legal_name
+from ..verdict.report import metrics_of
 from .entries import EventLogEntry, LogEntry
 from .epoch_watchers import watched
 from .following import Follower

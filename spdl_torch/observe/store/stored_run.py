@@ -7,15 +7,17 @@ import json
 import logging
 import math
 import os
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from ...engine.statistics import AS_LATER, PipelineStats
 from ...machine.readings import probes_over
+from ...scopes import scope
 from ...shown_text import printable
 from ..verdict.report import Report, report_on
 from ..verdict.skipped import LEFT_OUT, MOST_KEPT, SKIPPED, remarks_on_left_out
@@ -58,7 +60,8 @@ def report_of_file(
         nothing was recorded by :func:`recording` or Lightning's monitor, as where a pipeline's own
         hooks log it.
     """
-    return StoredRun.read(db_path, run_id).report(pipeline)
+    with StoredRun.opened(db_path, run_id) as run:
+        return run.report(pipeline)
 
 
 def pipelines_of_file(
@@ -67,48 +70,62 @@ def pipelines_of_file(
     """Return the numbers of a run's pipelines and loaders, in order, with their names (``train``;
     "" = none). Arguments and errors as for :func:`report_of_file`.
     """
-    return StoredRun.read(db_path, run_id).pipelines()
+    with StoredRun.opened(db_path, run_id) as run:
+        return run.pipelines()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StoredRun:
-    """A run as the file has it, everything oldest first."""
+    """A run in an open file, or the part of it that ended in a time; everything oldest first."""
 
+    connection: sqlite3.Connection
     path: Path
     facts: Row
     """Its row in the table ``run``, and ``num_runs``, the number of runs in the file."""
-    intervals: Sequence[Row]
-    """``details``: of the last one of a pass, whose readings are of all of it."""
-    events: Sequence[EventLogEntry]
+    begin: float = -math.inf
+    end: float = math.inf
+
+    @staticmethod
+    @scope
+    def opened(path: str | os.PathLike[str], run_id: int | None = None) -> Iterator[StoredRun]:
+        """Open a run in a file for the block; arguments and errors as of :func:`report_of_file`."""
+        with reading(path) as connection:
+            yield StoredRun.of(connection, Path(path), run_id)
 
     @classmethod
-    def read(
-        cls,
-        path: str | os.PathLike[str],
-        run_id: int | None = None,
-        begin: float = -math.inf,
-        end: float = math.inf,
-    ) -> Self:
-        """Read a run, or the part of it that ended in a time; None = the last one with figures.
-        Errors as for :func:`report_of_file`."""
-        with reading(path) as connection:
+    def of(cls, connection: sqlite3.Connection, path: Path, run_id: int | None) -> Self:
+        """Return a run in a file that is open; None = the last one with figures."""
+        with damaged(path):
             run_ids = [run for (run,) in connection.execute(_WITH_FIGURES)]
-            chosen = run_ids[-1] if run_ids and run_id is None else run_id
-
-            def of_run(what: str) -> list[dict[str, Any]]:
-                condition = "run_id = ?1 AND timestamp BETWEEN ?2 AND ?3 ORDER BY timestamp, id"
-                return rows_of(connection, f"SELECT {what} WHERE {condition}", chosen, begin, end)
-
-            facts = rows_of(connection, _FACTS, chosen)
-            intervals, events = of_run(_INTERVALS), of_run("* FROM event")
         if not run_ids:
             raise ValueError(f"{path}: no figures of a stage or a queue were logged to it.")
+        chosen = run_ids[-1] if run_id is None else run_id
         if chosen not in run_ids:
             there = ", ".join(map(str, run_ids))
             raise ValueError(
                 f"{path}: run_id must be of a run with figures ({there}), got {run_id}."
             )
-        return cls(Path(path), facts[0], intervals, list(map(event_of, events)))
+        with damaged(path):
+            (facts,) = rows_of(connection, _FACTS, chosen)
+        return cls(connection, path, facts)
+
+    def rows(self, what: str) -> list[dict[str, Any]]:
+        """Return rows of a table or a view."""
+        condition = "run_id = ?1 AND timestamp BETWEEN ?2 AND ?3 ORDER BY timestamp, id"
+        query = f"SELECT {what} WHERE {condition}"
+        with damaged(self.path):
+            run_id = self.facts["run_id"]
+            return rows_of(self.connection, query, run_id, self.begin, self.end)
+
+    @cached_property
+    def intervals(self) -> Sequence[Row]:
+        """``details``: of the last one of a pass, whose readings are of all of it."""
+        return self.rows(_INTERVALS)
+
+    @cached_property
+    def events(self) -> Sequence[EventLogEntry]:
+        """The events of the run."""
+        return list(map(event_of, self.rows("* FROM event")))
 
     def described(self, started: float) -> str:
         """Return which run it is. ``started``: seconds since 1970."""
@@ -154,23 +171,15 @@ class StoredRun:
             # What is no figure is the last pass's, but for samples left out, which events tell.
             others = [each for each in passes[-1]["notes"] if not each.startswith(LEFT_OUT)]
             notes = [*_remarks_on_skipped(events, stats), *others]
-            return report_on(stats, probes_over(passes), passes[-1] | {"notes": notes})
+            report = report_on(stats, probes_over(passes), passes[-1] | {"notes": notes})
+            _ = report.verdict  # figures that are none are found here
+            return report
 
     def reports(self, pipeline: int | None = None) -> dict[int, Report]:
         """Return the report on each of its pipelines by number, or on one alone."""
         chosen = self.chosen(pipeline)
         numbers = self.pipelines() if pipeline is None else [chosen]
         return {number: self.report(number) for number in numbers}
-
-
-def by_stage(rows: Iterable[Row]) -> dict[Any, list[Row]]:
-    """Return the rows of each stage, whose name as logged changes with its concurrency, by keys in
-    the order of the pipeline; names of another form come first, in alphabetical order."""
-    groups: dict[Any, list[Row]] = defaultdict(list)
-    for row in rows:
-        key = row["pipeline"], row["stage_number"], row["label"]
-        groups[(-1, 0, row["name"].removesuffix("_queue")) if None in key else key].append(row)
-    return groups
 
 
 def _add(whole: dict[str, Any], part: Mapping[str, Any]) -> None:
@@ -265,15 +274,16 @@ def log_stats_summary(
     lines = ["", *_titled("PIPELINE PERFORMANCE SUMMARY")]
     with reading(db_path) as connection:
         for title, view, figures, text in _SUMMARIES:
-            rows = rows_of(connection, _SUMS.format(view=view, figures=figures), run_id)
-            lines += [title, _RULE, "", *(text.format(**row) for row in rows)]
-    if rows:
-        run = StoredRun.read(db_path, run_id)
-        names = run.pipelines()
-        lines += _titled(f"WHAT IT MEANS: run {run.facts['run_id']} of {db_path}") if names else []
-        for pipeline, name in names.items():
-            report = run.report(pipeline)
-            lines += [f"Pipeline {pipeline}{name and f' ({name})'}", str(report), ""]
+            with damaged(db_path):
+                rows = rows_of(connection, _SUMS.format(view=view, figures=figures), run_id)
+                lines += [title, _RULE, "", *(text.format(**row) for row in rows)]
+        if rows:
+            run = StoredRun.of(connection, Path(db_path), run_id)
+            names, title = run.pipelines(), f"run {run.facts['run_id']} of {db_path}"
+            lines += _titled(f"WHAT IT MEANS: {title}") if names else []
+            for pipeline, name in names.items():
+                report = run.report(pipeline)
+                lines += [f"Pipeline {pipeline}{name and f' ({name})'}", str(report), ""]
     # An empty line first, so that a logger's prefix has a line of its own.
     (write or _logger.info)(printable("\n".join(lines)))
 

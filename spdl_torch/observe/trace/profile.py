@@ -12,7 +12,8 @@ from ...checks import check_whole
 from ..page.charts import Curve, Lanes, Panel, draw, svg_of
 from ..page.page import html_of, write_page
 from ..store.stored_run import StoredRun
-from ..verdict.report import figures_of, part_of
+from ..verdict.figures import values_on
+from ..verdict.report import part_of
 from .chrome_trace import OURS, PROCESS, STEP, WAIT_IN, WAIT_OUT, chrome_trace
 from .trace_file import path_to_write, write
 
@@ -41,9 +42,9 @@ class Profile:
         timelines: tuple[Timeline, ...] = (),
         rank: int = 0,
         *,
-        _stored: tuple[StoredRun, int] | None = None,
+        _stored: tuple[Path, int, int] | None = None,
     ) -> None:
-        """``_stored``: the run and the pipeline in the file that the profile was loaded from."""
+        """``_stored``: the file that it was loaded from, the run and the pipeline in it."""
         self._report, self.timelines, self.rank = report, tuple(timelines), rank
         self._stored = _stored
 
@@ -69,8 +70,9 @@ class Profile:
         Raises: ModuleNotFoundError: matplotlib is not installed; ValueError: a folder.
         """
         if self._stored is not None:
-            run, number = self._stored
-            return write_page(path, page_of(run, {number: self._report}))
+            file, run_id, number = self._stored
+            with StoredRun.opened(file, run_id) as run:
+                return write_page(path, page_of(run, {number: self._report}))
         charts = [_chart_of(self._as_trace(None, _MOST_ON_A_PAGE))] if self.timelines else []
         page = html_of("Loading: this run", [part_of(self._report)], charts=charts)
         return write_page(path, page)
@@ -78,11 +80,12 @@ class Profile:
     def statistics(self) -> dict[str, dict[str, float]]:
         """Return the statistics of each stage by its name, in order, and those of the ``"total"``.
 
-        A stage has ``threads``; seconds that its threads spent, added up: ``busy_seconds`` (inside
-        the op), ``cpu_seconds`` (of it, on a core), ``wait_in_seconds``, ``wait_out_seconds``;
-        ``num_tasks``, ``num_failures``, ``num_dropped``; ``task_seconds_mean``, ``_p50``, ``_p90``,
-        ``_p99``; ``tasks_per_second``; ``capacity_per_second`` (if it never waited);
-        ``queue_occupancy_ratio`` of the queue after it.
+        A stage has ``concurrency``; seconds that its threads spent, added up: ``busy_seconds``
+        (inside the op), ``cpu_seconds`` (of it, on a core), ``wait_in_seconds``,
+        ``wait_out_seconds``; ``num_tasks``, ``num_failures``, ``num_dropped``;
+        ``task_seconds_mean``, ``_p50``, ``_p90``, ``_p99``; ``items_per_second``;
+        ``capacity_per_second`` (if it never waited); ``queue_occupancy_ratio`` of the queue after
+        it.
         The total has ``elapsed_seconds``, ``wait_seconds`` (the consumer waited for an item),
         ``wait_ratio``. The name of a second stage of the same name ends in `` (2)``.
         """
@@ -93,15 +96,7 @@ class Profile:
             while name in statistics or name == "total":
                 number += 1
                 name = f"{stage.name} ({number})"
-            statistics[name] = {
-                "threads": stage.concurrency,
-                "busy_seconds": stage.busy_ns / 1e9,
-                "cpu_seconds": stage.cpu_ns / 1e9,
-                "wait_in_seconds": stage.wait_in_ns / 1e9,
-                "wait_out_seconds": stage.wait_out_ns / 1e9,
-                "tasks_per_second": figures_of(stage, stats.elapsed, "metrics")["items_per_second"],
-                **figures_of(stage, stats.elapsed, "statistics"),
-            }
+            statistics[name] = values_on("statistics", stage, stats.elapsed)
         statistics["total"] = {
             "elapsed_seconds": stats.elapsed,
             "wait_seconds": stats.elapsed * stats.consumer_wait_ratio,
@@ -154,9 +149,10 @@ class Profile:
         pipeline: of several in that run; None = the one with the lowest number.
         Raises: FileNotFoundError; ValueError: not a statistics file, no such run.
         """
-        run = StoredRun.read(path, run_id)
-        number = run.chosen(pipeline)
-        return cls(run.report(number), rank=run.facts["rank"], _stored=(run, number))
+        with StoredRun.opened(path, run_id) as run:
+            number = run.chosen(pipeline)
+            stored = run.path, run.facts["run_id"], number
+            return cls(run.report(number), rank=run.facts["rank"], _stored=stored)
 
 
 def page_of(run: StoredRun, reports: Mapping[int, Report]) -> str:
@@ -166,11 +162,9 @@ def page_of(run: StoredRun, reports: Mapping[int, Report]) -> str:
     """
     from ..plot import drawn_part  # brings it only where there is a file
 
-    drawn = drawn_part(run.path, run_id=run.facts["run_id"], pipelines=reports)
     texts = {"tasks": "Every stage, interval by interval.", "queues": "Every queue."}
-    charts = [
-        (svg_of(drawn.figure(kind)), text) for kind, text in texts.items() if drawn.series[kind]
-    ]
+    pictures = drawn_part(run, pipelines=reports)
+    charts = [(svg_of(picture), texts[kind]) for kind, picture in pictures.items()]
     described = run.described(run.facts["started"])
     versions = ", ".join(map(" ".join, run.facts["versions"].items()))
     names = {number: name or f"pipeline {number}" for number, name in run.pipelines().items()}

@@ -25,13 +25,13 @@ from ...engine.stacks import describe_busy
 from ...engine.threads import repeating
 from ...machine.probes import join_probing, start_probing, stop_probing
 from ...scopes import scope
-from ..verdict.report import Report, besides_of, report_on
 from .chrome_trace import Count, Program, Span, chrome_trace
 from .profile import Profile
 from .trace_file import path_to_write, write
 
 if TYPE_CHECKING:
     from ...engine.timeline import Timeline
+    from ..verdict.report import Report
 
 _logger = logging.getLogger("spdl_torch.observe")
 
@@ -252,7 +252,7 @@ def against_cached_steps(report: Report, step: float | None, cached: float | Non
     if not step or not cached or cached < _SHORTEST_STEP:
         return report
     probes = replace(report.probes, step_slowdown=step / cached - 1)
-    return report_on(report.stats, probes, besides_of(report))
+    return replace(report, probes=probes)
 
 
 def rank_of_process() -> int:

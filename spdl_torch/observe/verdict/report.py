@@ -1,40 +1,40 @@
-"""A verdict with its evidence, as text for people and as JSON; and the figures of a stage: one
-table, from which texts, pages, metrics and dicts are made."""
+"""A verdict with its evidence, as text for people and as JSON."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ...machine.readings import Probes, probes_over
-from ...shown_text import percent, printable, shown_rate, shown_seconds, wrapped
+from ...shown_text import percent, printable, shown_seconds, wrapped
 from ..page.page import html_of, write_page
 from .advice import fitted, on_short_samples
 from .causes import Cause, Reading
+from .figures import figures_on, legal_name, values_on
 from .model import THE_LOOP, Question, limiting, predict, worth_asking
 from .placement import Placement
-from .verdict import Verdict, judge
+from .verdict import judge
 
 if TYPE_CHECKING:
     from ...engine.statistics import PipelineStats, StageStats
     from .advice import Trait
     from .model import Prediction
+    from .verdict import Verdict
 
 _WORTH_SAYING = 0.1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Report:
     """The findings of one window. ``print(report)`` shows them all, and so do the prompts of Python
     and of a notebook."""
 
-    verdict: Verdict
     stats: PipelineStats
     probes: Probes
     pooled: tuple[str, ...] = ()
@@ -45,6 +45,14 @@ class Report:
     """The remarks of the verdict that no figure gives."""
     traits: tuple[Trait, ...] = ()
     """What the verdict's advice depends on besides the figures."""
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """What holds training back, with advice that works for a loader with these traits."""
+        found = judge(self.stats, self.probes, pooled=self.pooled)
+        short = on_short_samples(self.stats, found.stage, self.traits)
+        action = fitted(found.action, found.stage, self.traits)
+        return replace(found, action=action, remarks=(*short, *found.remarks, *self.notes))
 
     def __str__(self) -> str:
         """Return the verdict, why, and what to do next; then a line for each stage, the checks, and
@@ -215,7 +223,7 @@ def heads_of(finding: str, action: str) -> list[tuple[str, str]]:
 def stage_lines(report: Report) -> list[str]:
     """Return the table of the stages: a line of headings, and one for each, with a note at its end
     on what it waits for."""
-    headings, rows = _table(report, "text")
+    headings, rows = _table(report, "report")
     widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
     last = len(widths) - 1
     return [
@@ -238,15 +246,14 @@ def part_of(report: Report, heading: str = "", facts: str = "") -> dict[str, Any
         "said": [("run", facts), *said] if facts else said,
         "headings": headings,
         "rows": rows,
-        "meanings": {each.heading: each.meaning for each in FIGURES},
+        "meanings": {each.heading: each.meaning for each in figures_on("page")},
         "marked": report.verdict.stage,
     }
 
 
 def _table(report: Report, place: str) -> tuple[list[str], list[list[str]]]:
-    """Return the headings and the rows of the table of the stages, each with a note at its end.
-    ``place``: where it is shown, ``text`` or ``page``."""
-    chosen, stats = [each for each in FIGURES if place in each.on.split()], report.stats
+    """Return the headings and the rows of the table of the stages, each with a note at its end."""
+    chosen, stats = figures_on(place), report.stats
     crew = "workers" if report.pooled else "threads"
     headings = [crew if each.key == "concurrency" else each.heading for each in chosen]
     rows = [
@@ -273,10 +280,8 @@ def _data_lines(stats: PipelineStats) -> list[str]:
 def make_report(
     stats: PipelineStats, probes: Probes | None = None, *, pooled: Sequence[str] = ()
 ) -> Report:
-    """Judge a reading, and keep the evidence; arguments as for :func:`judge`."""
-    probes = probes or Probes()
-    verdict = judge(stats, probes, pooled=pooled)
-    return Report(verdict=verdict, stats=stats, probes=probes, pooled=tuple(pooled))
+    """Return the report on a reading; arguments as for :func:`judge`."""
+    return Report(stats=stats, probes=probes or Probes(), pooled=tuple(pooled))
 
 
 def joined(earlier: Report, later: Report) -> Report:
@@ -288,7 +293,7 @@ def joined(earlier: Report, later: Report) -> Report:
     probes = probes_over(
         [{"seconds": each.stats.elapsed, "probes": asdict(each.probes)} for each in windows]
     )
-    return report_on(earlier.stats + later.stats, probes, besides_of(later))
+    return replace(later, stats=earlier.stats + later.stats, probes=probes)
 
 
 def besides_of(report: Report) -> dict[str, Any]:
@@ -301,34 +306,25 @@ def besides_of(report: Report) -> dict[str, Any]:
     }
 
 
-def report_on(stats: PipelineStats, probes: Probes | None, besides: Mapping[str, Any]) -> Report:
-    """Return the report on other figures, with what :func:`besides_of` gave."""
-    report = make_report(stats, probes, pooled=besides["pooled"])
-    report = with_remarks(with_traits(report, *besides["traits"]), *besides["notes"])
+def report_on(stats: PipelineStats, probes: Probes, besides: Mapping[str, Any]) -> Report:
+    """Return the report on figures, with what :func:`besides_of` gave."""
     placement = besides["placement"]
-    return replace(report, placement=Placement(**placement) if placement else None)
-
-
-def with_remarks(report: Report, *remarks: str) -> Report:
-    """Return the report with these remarks after its own."""
-    verdict = replace(report.verdict, remarks=(*report.verdict.remarks, *remarks))
-    return replace(report, verdict=verdict, notes=(*report.notes, *remarks))
-
-
-def with_traits(report: Report, *traits: Trait) -> Report:
-    """Return the report with advice that works for a loader with these traits."""
-    verdict = report.verdict
-    action = fitted(verdict.action, verdict.stage, traits)
-    remarks = *on_short_samples(report.stats, verdict.stage, traits), *verdict.remarks
-    verdict = replace(verdict, action=action, remarks=remarks)
-    return replace(report, verdict=verdict, traits=traits)
+    return Report(
+        stats=stats,
+        probes=probes,
+        pooled=tuple(besides["pooled"]),
+        placement=Placement(**placement) if placement else None,
+        notes=tuple(besides["notes"]),
+        traits=tuple(besides["traits"]),
+    )
 
 
 def _derived(stats: PipelineStats) -> dict[str, Any]:
     """Return what users read of the statistics."""
     stages = [
         {
-            **{name: getattr(stage, name) for name in _OF_STAGE},
+            "name": stage.name,
+            **values_on("JSON", stage, stats.elapsed),
             "tasks": asdict(stage.tasks),
             "queue": asdict(stage.queue),
         }
@@ -340,12 +336,6 @@ def _derived(stats: PipelineStats) -> dict[str, Any]:
         "stages": stages,
         "data": dict(stats.data),
     }
-
-
-_OF_STAGE = (
-    *("name", "concurrency", "num_dropped", "busy_ratio", "wait_in_ratio", "wait_out_ratio"),
-    "thread_time",
-)
 
 
 def action_of(verdict: Verdict) -> str:
@@ -360,86 +350,6 @@ def action_of(verdict: Verdict) -> str:
     return f"{verdict.action} At most {said}."
 
 
-# MLflow accepts no other characters; the name of a stage may have more ("aggregate(8)").
-_ILLEGAL = re.compile(r"[^A-Za-z0-9_. -]+")
-
-
-class Figure(NamedTuple):
-    """A figure of a stage in a window."""
-
-    key: str
-    heading: str
-    unit: Literal["count", "percent", "ms", "rate"]
-    meaning: str
-    of: Callable[[StageStats, float], float]
-    """The value, given the seconds of the window: times in seconds, ratios 0 to 1."""
-    needs_calls: bool
-    """Whether it is unknown before the first call that succeeds."""
-    on: str
-    """Where it is given: in texts, on pages, to loggers as a metric, by ``Profile.statistics``."""
-
-    def shown(self, stage: StageStats, seconds: float) -> str:
-        """Return the value as a text."""
-        if self.needs_calls and stage.tasks.num_tasks <= stage.tasks.num_failures:
-            return "-"
-        value = self.of(stage, seconds)
-        if self.unit == "percent":
-            return percent(value)
-        if self.unit == "ms":
-            return f"{1e3 * value:.1f}"
-        return shown_rate(value) if self.unit == "rate" else str(value)
-
-
-FIGURES = (
-    Figure("concurrency", "workers", "count", "Threads, or processes with one thread each.",
-           lambda s, _: s.concurrency, False, "text page metrics"),
-    Figure("busy_ratio", "busy", "percent", "Share of the workers' time inside the op.",
-           lambda s, _: s.busy_ratio, False, "text page metrics"),
-    Figure("cpu_ratio", "CPU/wall", "percent",
-           "CPU time over wall time inside the op; far below 100 %: it waits.",
-           lambda s, _: s.cpu_ratio, True, "text page metrics"),
-    Figure("wait_in_ratio", "wait in", "percent",
-           "Share of the workers' time without an item to work on.",
-           lambda s, _: s.wait_in_ratio, False, "text page metrics"),
-    Figure("wait_out_ratio", "wait out", "percent",
-           "Share of the workers' time without room for the result.",
-           lambda s, _: s.wait_out_ratio, False, "text page metrics"),
-    Figure("task_seconds_mean", "mean ms", "ms", "Mean time of a call that succeeded.",
-           lambda s, _: s.tasks.ave_time, True, "page statistics"),
-    Figure("task_seconds_p50", "p50 ms", "ms", "Half of the calls take less.",
-           lambda s, _: s.tasks.p50_time, True, "text page metrics statistics"),
-    Figure("task_seconds_p90", "p90 ms", "ms", "Nine of ten calls take less.",
-           lambda s, _: s.tasks.p90_time, True, "page statistics"),
-    Figure("task_seconds_p99", "p99 ms", "ms", "99 of 100 calls take less.",
-           lambda s, _: s.tasks.p99_time, True, "text page metrics statistics"),
-    Figure("num_tasks", "tasks", "count", "Calls of the op.",
-           lambda s, _: s.tasks.num_tasks, False, "page statistics"),
-    Figure("items_per_second", "items/s", "rate", "Calls a second.",
-           lambda s, seconds: s.tasks.num_tasks / seconds if seconds else 0.0, False,
-           "text page metrics"),
-    Figure("capacity_per_second", "at most/s", "rate",
-           "Calls a second if the workers never waited.",
-           lambda s, _: s.capacity, True, "text page statistics"),
-    Figure("queue_occupancy_ratio", "queue held", "percent",
-           "Share of the time in which the queue after it held an item.",
-           lambda s, _: s.queue.occupancy_rate, False, "page statistics"),
-    Figure("num_failures", "failed", "count", "Calls that raised.",
-           lambda s, _: s.tasks.num_failures, False, "text page metrics statistics"),
-    Figure("num_dropped", "dropped", "count", "Calls that returned None.",
-           lambda s, _: s.num_dropped, False, "page metrics statistics"),
-)  # fmt: skip
-
-
-def figures_of(stage: StageStats, seconds: float, place: str) -> dict[str, float]:
-    """Return the figures of a stage that are given at a place, by their keys."""
-    return {each.key: each.of(stage, seconds) for each in FIGURES if place in each.on.split()}
-
-
-def legal_name(name: str) -> str:
-    """Return the name with ``_`` for characters that some logger does not accept."""
-    return _ILLEGAL.sub("_", name)
-
-
 def metrics_of(report: Report, start: str, *, stages: bool = True) -> dict[str, float]:
     """Return ``<start>/wait_ratio`` and the metrics of every stage, ``<start>/<stage>/...``.
 
@@ -449,9 +359,9 @@ def metrics_of(report: Report, start: str, *, stages: bool = True) -> dict[str, 
     metrics = {f"{start}/wait_ratio": stats.consumer_wait_ratio}
     if stages:
         for stage in stats.stages:
-            figures = figures_of(stage, stage.tasks.elapsed, "metrics")
             place = f"{start}/{legal_name(stage.name)}"
-            metrics |= {f"{place}/{key}": float(value) for key, value in figures.items()}
+            for key, value in values_on("loggers", stage, stage.tasks.elapsed).items():
+                metrics[f"{place}/{key}"] = float(value)
         if report.placement is not None:
             metrics[f"{start}/num_processes"] = float(report.placement.num_processes)
     return metrics
