@@ -88,6 +88,8 @@ def drawn_part(
         rows += those
         for row in those:
             names[key] |= {row["name"], row["name"].removesuffix("_queue"), row["label"]}
+    if not rows:  # the views show nothing of what they cannot read
+        raise ValueError(f"{run.path} is damaged: its intervals have no rows of stages or queues.")
     # Entries may be older than the run that logs them, if they were copied from elsewhere or the
     # clock was set back. Elapsed time is never negative.
     origin = min([run.facts["started"], *(row["timestamp"] - row["elapsed"] for row in rows)])

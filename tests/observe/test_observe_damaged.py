@@ -91,6 +91,7 @@ def assert_read_or_refused(content, path):
     "change",
     [
         "UPDATE interval SET totals = '{'",
+        "DELETE FROM task_window; DELETE FROM queue_window; UPDATE interval SET details = '[1]'",
         "UPDATE event SET details = CAST(x'ff' AS TEXT)",
         "DROP VIEW task_stats",
     ],
