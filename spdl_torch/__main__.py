@@ -13,12 +13,15 @@ from . import __version__
 from .command_options import CommandError
 from .demo.command import add_demo, add_photographs
 from .observe.commands import add_plot, add_report, add_trace
-from .prepare.arguments import add_prepare
+from .prepare.arguments import add_build_kernel, add_prepare
 from .run.command import add_run
 from .shown_text import printable
 
 # In the order of the help. None of these modules imports torch.
-_COMMANDS = (add_run, add_demo, add_photographs, add_prepare, add_report, add_plot, add_trace)
+_COMMANDS = (
+    *(add_run, add_demo, add_photographs, add_prepare, add_build_kernel),
+    *(add_report, add_plot, add_trace),
+)
 
 
 _WENT = {

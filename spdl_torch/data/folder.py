@@ -20,6 +20,7 @@ from spdl_torch.io._image.kernel import PicturePlan, Seeds, is_compiled
 from spdl_torch.io._image.recipe import Recipe, recognise
 from spdl_torch.io._source import read_source, source_name
 from spdl_torch.io._storage import BatchStorage
+from spdl_torch.machine.readings import has_gil
 
 from ..loader.rng.dispatch import not_redirected
 from ..loader.rng.streams import torch_seeds
@@ -54,6 +55,10 @@ def load_pil_image(path: str | os.PathLike[str]) -> Image:
     return decode_pil(read_source(path), source_name(path))
 
 
+_NOT_COMPILED = (
+    "Each photograph waits for the GIL several times, as torch has no TorchScript, or torchvision "
+    "no decoders: python -m spdl_torch build-kernel mends it."
+)
 _LOADERS = (load_pil_image, image_loader)
 """Those that leave decoding to the class; a user's own is called for each file."""
 
@@ -162,8 +167,9 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]  # un
         return self._load(indices, recipe, self.sample_context, BatchStorage())
 
     def loading_remarks(self) -> tuple[str, ...]:
-        """Return the remark for a loader's report: hits and misses of the cache."""
-        return () if self._store is None else (self._store.remark(),)
+        """Return the remarks for a loader's report: hits and misses of the cache; what is slow."""
+        remarks = () if self._store is None else (self._store.remark(),)
+        return remarks if is_compiled() or not has_gil() else (*remarks, _NOT_COMPILED)
 
     def loading_counts(self) -> dict[str, int]:
         """Return the files that were found in the cache, and that were not, in this process."""

@@ -1,9 +1,10 @@
-"""The options of ``python -m spdl_torch prepare``."""
+"""The commands before training: ``prepare`` with its options, and ``build-kernel``."""
 
 from __future__ import annotations
 
 from argparse import ArgumentTypeError
 from pathlib import Path
+from subprocess import CalledProcessError
 from typing import TYPE_CHECKING, Any
 
 from ..command_options import CommandError, whole_number
@@ -36,6 +37,18 @@ def add_prepare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     prepare.set_defaults(run_command=_prepare)
 
 
+def add_build_kernel(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to those of ``spdl-torch``."""
+    build = commands.add_parser(
+        "build-kernel",
+        help="compile what loads photographs, for a torch without TorchScript",
+        description="Compile the kernel that loads batches of photographs as an extension of the "
+        "torch that is installed, beside the package. From then on programs use it, instead of "
+        "TorchScript or Python. The compiler is c++, or what CXX names.",
+    )
+    build.set_defaults(run_command=_build_kernel)
+
+
 def _quality(text: str) -> int:
     """Parse a JPEG quality, 1 to 100."""
     if not text.isdecimal() or not 1 <= int(text) <= 100:
@@ -57,3 +70,21 @@ def _prepare(options: argparse.Namespace) -> int:
         return check_shards(options.out, writes_indexes=False) if options.verify else 0
     except OSError as error:
         raise CommandError(error, status=1) from error
+
+
+def _build_kernel(_: argparse.Namespace) -> int:
+    from ..io._image import extension
+
+    try:
+        path = extension.build()
+    except (OSError, CalledProcessError) as error:
+        raise CommandError(
+            f"{error}. It takes a compiler of C++20, such as Debian's g++ or Xcode's tools (CXX "
+            "may name another), and the right to write beside the package. Photographs are loaded "
+            "as before.",
+            status=1,
+        ) from error
+    if extension.load() is None:
+        raise CommandError(f"{path} cannot be loaded, and is not used.", status=1)
+    print(path)
+    return 0

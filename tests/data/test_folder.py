@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from _jpegs import CODECS, decoding_by
+from _kernels import WAYS, running
 from PIL import Image, ImageOps
 from torch import nn
 from torch.utils.data import Subset, default_collate
@@ -17,7 +18,6 @@ from spdl_torch.data import mix
 from spdl_torch.data.folder import CollatedSamples, ImageFolder
 from spdl_torch.errors import DecodeError
 from spdl_torch.io import image_loader
-from spdl_torch.io._image import kernel
 from spdl_torch.loader.differences import path_of_difference
 
 SIZES = [(75, 100), (100, 75), (60, 60), (30, 90), (20, 20), (300, 200)]
@@ -189,12 +189,19 @@ def test_box_without_a_pixel_is_black_as_pillows(tmp_path, size, ratio, suffix):
 RANDOM = ["train, v1", "train, v2", "train without flip", "fixed size", "uint8", "sequential"]
 
 
-@pytest.fixture(params=["compiled", "eager"])
-def kernel_runs(request, monkeypatch):
-    """The kernel's functions run in either of their two ways."""
-    if request.param == "eager":
-        monkeypatch.setattr(kernel, "_compiled", lambda: None)
-    assert kernel.is_compiled() == (request.param == "compiled")
+@pytest.fixture(params=WAYS)
+def kernel_runs(request):
+    """The kernel's functions run in each of their ways."""
+    with running(request.param):
+        yield
+
+
+def test_report_names_the_command_where_nothing_is_compiled(root):
+    """Where the kernel runs in Python, and there alone."""
+    for way in WAYS:
+        with running(way):
+            remarks = ImageFolder(root).loading_remarks()
+        assert ("build-kernel" in "".join(remarks)) == (way == "eager")
 
 
 def images_of(dataset, sampler, batch_size, seed=3):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from _folders import PHOTOGRAPHS
 from _jpegs import CODECS, KINDS, by
+from _kernels import WAYS, running
 from _pictures import KINDS as FILES, encode, photograph
 from hypothesis import given, settings, strategies as st
 from torchvision import transforms as v1
@@ -63,23 +64,23 @@ def test_load_image_batch_equals_torchvision(paths):
         assert torch.equal(load_image(path, 96, 64), expected)
 
 
-def test_random_resized_crop_equals_torchvision(paths, monkeypatch):
+def test_random_resized_crop_equals_torchvision(paths):
     """Same seed, same crops and flips, same pixels as torchvision's two transforms; the same bits
-    where TorchScript is missing."""
+    in every way in which the kernel runs."""
     transform = v2.Compose([v2.RandomResizedCrop((64, 96)), v2.RandomHorizontalFlip()])
     torch.manual_seed(11)
     expected = torch.stack([transform(decode_image(path)) for path in paths])
-    for is_compiled in (True, False):
-        assert kernel.is_compiled() == is_compiled
+    for way in WAYS:
         torch.manual_seed(11)
-        batch = load_image_batch(paths, width=96, height=64, crop=random_resized_crop)
+        with running(way):
+            batch = load_image_batch(paths, width=96, height=64, crop=random_resized_crop)
         assert torch.equal(batch.permute(0, 3, 1, 2), expected)
-        monkeypatch.setattr(kernel, "_compiled", lambda: None)
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("ratio", [(3 / 4, 4 / 3), (2.0, 3.0), (0.1, 0.2)])
 @pytest.mark.parametrize("scale", [(0.08, 1.0), (0.9, 1.0)])
-def test_random_resized_crop_draws_torchvisions_box(scale, ratio):
+def test_random_resized_crop_draws_torchvisions_box(scale, ratio, way):
     """Same seed, same box, and the generator ends in the same state (fallback box included);
     nothing is drawn for a flip that is not wanted."""
     for seed, (height, width) in enumerate([*SIZES, (20, 900), (900, 20)] * 5):
@@ -88,9 +89,56 @@ def test_random_resized_crop_draws_torchvisions_box(scale, ratio):
         expected = v1.RandomResizedCrop.get_params(picture, list(scale), list(ratio))
         state = torch.get_rng_state()
         torch.manual_seed(seed)
-        crop = random_resized_crop(height, width, scale=scale, ratio=ratio, flip=None)
+        with running(way):
+            crop = random_resized_crop(height, width, scale=scale, ratio=ratio, flip=None)
         assert crop == Crop(*expected, flip=False)
         assert torch.equal(torch.get_rng_state(), state)
+
+
+@st.composite
+def plans(draw):
+    """Of a picture of 40 x 50: empty boxes, and windows beside which there is nothing, as well."""
+    height, width = draw(st.integers(0, 40)), draw(st.integers(0, 50))
+    top, left = draw(st.integers(0, 40 - height)), draw(st.integers(0, 50 - width))
+    resized = draw(st.just((12, 10)) | st.tuples(st.integers(1, 30), st.integers(1, 30)))
+    offsets = st.integers(-11, resized[0] - 1), st.integers(-9, resized[1] - 1)
+    window = draw(st.just((0, 0)) | st.tuples(*offsets))
+    box = top, left, height, width
+    return kernel.PicturePlan((40, 50), box, resized, window, draw(st.booleans()))
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.lists(st.tuples(plans(), st.booleans()), min_size=1, max_size=4))
+def test_kernel_has_the_same_bits_in_every_way(given):
+    """Pictures as bytes and as pixels, in every geometry; another size than planned is refused."""
+    data = torch.frombuffer(bytearray(DAMAGED[1]), dtype=torch.uint8)
+    pictures = [data if is_bytes else decode_image(data) for _, is_bytes in given]
+    found = []
+    for way in WAYS:
+        batch = torch.full((len(given), 12, 10, 3), 7, dtype=torch.uint8).permute(0, 3, 1, 2)
+        fill = partial(kernel.fill_batch, pictures, batch=batch, decoder="image::decode_image")
+        with running(way):
+            fill([plan for plan, _ in given])
+            with pytest.raises(RuntimeError, match="not the size in the header"):
+                fill([plan._replace(size=(50, 40)) for plan, _ in given])
+        found.append(batch)
+    assert all(torch.equal(each, found[0]) for each in found)
+
+
+@pytest.mark.parametrize("source", ["seeds", "generators", "global"])
+def test_boxes_are_drawn_alike_in_every_way(source):
+    """From each picture's own generator, its seed, or torch's for all; with flips and without."""
+    found = []
+    for way in WAYS:
+        torch.manual_seed(5)
+        seeds = [7 * k for k in range(len(SIZES))]
+        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        given = {"seeds": kernel.Seeds(seeds), "generators": generators, "global": None}[source]
+        with running(way):
+            args = SIZES, (0.08, 1.0), (-0.3, 0.3)
+            found.append([kernel.draw_boxes(*args, flip, given) for flip in (0.5, -1.0)])
+    assert all(each == found[0] for each in found)
+    assert any(box[4] is True for box in found[0][0])
 
 
 def load_one(path, width=8, height=8, **options):
@@ -181,9 +229,10 @@ DAMAGED = [KINDS["4:2:0"], encode(photograph(40, 50), "JPEG"), encode(photograph
     st.lists(st.tuples(st.floats(0, 0.999), st.integers(0, 255)), max_size=6),
     st.none() | st.floats(0, 1),
     st.sampled_from(CODECS),
+    st.sampled_from(WAYS),
     st.booleans(),
 )
-def test_damaged_neighbour_changes_no_other_image(content, edits, cut, codec, scaled):
+def test_damaged_neighbour_changes_no_other_image(content, edits, cut, codec, way, scaled):
     """Whatever becomes of a damaged file, the other images of the batch are as without it."""
     content = bytearray(content)
     for place, value in edits:
@@ -191,7 +240,8 @@ def test_damaged_neighbour_changes_no_other_image(content, edits, cut, codec, sc
     content = bytes(content if cut is None else content[: int(cut * len(content))])
     good = KINDS["gray"]
     load = partial(by(codec, load_image_batch), width=16, height=16, scaled=scaled)
-    batch, expected = load([good, content, good], strict=False), load([good])[0]
+    with running(way):
+        batch, expected = load([good, content, good], strict=False), load([good])[0]
     assert len(batch) in (2, 3)
     assert torch.equal(batch[0], expected)
     assert torch.equal(batch[-1], expected)

@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 import torch
 from _jpegs import KINDS, LIBRARY, OTHER_KINDS, boxes, by, decoding_by, having, jpeg
+from _kernels import WAYS, running
 from _pictures import KINDS as FILES, png16
 from hypothesis import given, settings, strategies as st
 from PIL import Image
@@ -110,15 +111,20 @@ def hit(content, data):
     return content[:place] + new + content[place + len(new) :]
 
 
-@given(data=st.data(), decoders=st.sets(st.sampled_from(DECODERS)), scaled=st.booleans())
+@given(
+    data=st.data(),
+    decoders=st.sets(st.sampled_from(DECODERS)),
+    way=st.sampled_from(WAYS),
+    scaled=st.booleans(),
+)
 @settings(deadline=None, max_examples=120)
-def test_nothing_depends_on_what_is_installed(data, decoders, scaled):
+def test_nothing_depends_on_what_is_installed(data, decoders, way, scaled):
     """Every kind of file, sound, turned or damaged, as a whole, in part and at a reduced size: the
-    same pixels, or refused, for all sets of decoders."""
+    same pixels, or refused, for all sets of decoders and ways of the kernel."""
     content = hit(data.draw(st.sampled_from([*EVERY_KIND.values(), *TURNED])), data)
 
-    def load(decoders):
-        with having(decoders):
+    def load(decoders, way):
+        with having(decoders), running(way):
             try:
                 return [
                     decode_image(content),
@@ -130,7 +136,7 @@ def test_nothing_depends_on_what_is_installed(data, decoders, scaled):
 
     drawn = {}
     kept = lambda *size: drawn.setdefault(size, Crop(*data.draw(boxes(*size))))  # noqa: E731
-    expected, found = load(["torchvision"]), load(decoders)
+    expected, found = load(["torchvision"], "eager"), load(decoders, way)
     assert len(found) == len(expected)
     assert all(map(torch.equal, found, expected))
 
@@ -153,8 +159,12 @@ def test_torchcodec_decodes_where_torchvision_cannot(monkeypatch):
     spy = lambda data: seen.append(len(data)) or torchcodec(data)  # noqa: E731
     expected = load_image(KINDS["4:2:0"], 50, 40)
     monkeypatch.setattr(decode, "torchcodec_jpeg", lambda: spy)
-    assert torch.equal(by("torchcodec", load_image)(KINDS["4:2:0"], 50, 40), expected)
-    assert seen == [len(KINDS["4:2:0"])]
+    for way in WAYS:
+        seen.clear()
+        with running(way):
+            assert torch.equal(by("torchcodec", load_image)(KINDS["4:2:0"], 50, 40), expected)
+        # The extension calls torchcodec's operator.
+        assert seen == ([] if way == "extension" else [len(KINDS["4:2:0"])])
 
 
 def test_bytes_before_the_first_segment_are_refused(codec):

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 _LEAST_SHARE_SAVED = 1 / 8
 _LEAST_PIXELS = 96 * 96
 
+_TORCHCODEC = "torchcodec_ns::decode_jpeg"
+
 
 def decode_image(src: Source, *, apply_exif_orientation: bool = False) -> Tensor:
     """Decode one image to RGB; the content decides the format, not the name.
@@ -116,15 +118,17 @@ def header_size(data: Tensor, name: str) -> tuple[int, int] | None:
 
 
 def prepared(
-    content: Tensor, plan: PicturePlan, name: str, *, scaled: bool, whole: bool
+    content: Tensor, plan: PicturePlan, name: str, *, scaled: bool, decoder: str | None
 ) -> tuple[Tensor, PicturePlan]:
     """Decode what the batch kernel does not, and plan for what that gives: the part in the plan's
-    box of common JPEGs and, if ``scaled``, reduced sizes; if ``whole``, all the rest as well.
+    box of common JPEGs and, if ``scaled``, reduced sizes; if the kernel has no decoder, the rest.
 
-    What is not worth it, or is in any way unusual, stays as it is for the batch kernel.
+    What is not worth it, or is in any way unusual, stays as it is for the kernel's decoder.
 
     content: encoded bytes (uint8, one dimension) or a decoded picture (uint8, (3, H, W)).
-    Raises: DecodeError: if ``whole``: it cannot be decoded, or has another size than its plan.
+    decoder: the kernel's, of :func:`kernels_decoder`.
+    Raises: DecodeError: without ``decoder``: it cannot be decoded, or has another size than its
+        plan. RuntimeError: it is not for that decoder.
     """
     if content.dim() == 1 and _is_jpeg(content):
         found, size = _reduced(content, plan) if scaled else None, plan.resized
@@ -133,9 +137,11 @@ def prepared(
             found, size = library.decode_region(content, plan.size, plan.box), plan.box[2:]
         if found is not None:
             return found, plan._replace(size=size, box=(0, 0, *size))
-    if whole and content.dim() == 1:
+    if decoder == _TORCHCODEC and content.dim() == 1:
+        content = _for_torchcodec(content)
+    if decoder is None and content.dim() == 1:
         content = decode_tensor(content, name)
-    if whole and content.shape[1:] != plan.size:
+    if decoder is None and content.shape[1:] != plan.size:
         raise DecodeError(
             f"{name}: the header says height and width {plan.size}, the codec gave "
             f"{tuple(content.shape[1:])}."
@@ -152,6 +158,13 @@ def _reduced(data: Tensor, plan: PicturePlan) -> Tensor | None:
     fits = (d for d in (8, 4, 2) if height >= resized[0] * d and width >= resized[1] * d)
     denominator = next(fits, 1)
     return None if denominator == 1 else pillow.decode_reduced(data, plan, denominator)
+
+
+def kernels_decoder() -> str | None:
+    """Return the operator by which the batch kernel decodes JPEGs; None: it takes pixels alone."""
+    if kernel.has_codec():
+        return "image::decode_image"
+    return _TORCHCODEC if kernel.is_extension() and torchcodec_jpeg() is not None else None
 
 
 def _whole_codec() -> Callable[[Tensor], Tensor] | None:
@@ -173,18 +186,19 @@ def torchcodec_jpeg() -> Callable[[Tensor], Tensor] | None:
     except unless_of_handler(AttributeError, ImportError, OSError, RuntimeError):
         return None
 
-    def decode(data: Tensor) -> Tensor:
-        if not _is_jpeg(data):  # it would skip what else is there
-            raise RuntimeError("Unsupported image file.")
-        # It turns pictures as their EXIF says, and cannot be asked not to: that is marked as a
-        # segment of another kind, which no decoder looks at.
-        if places := exif_markers(data.numpy().data):
-            data = data.clone()
-            data[places] = 0xEF
-        image: Tensor = decode_jpeg(data, mode="RGB")
-        return image
+    return lambda data: decode_jpeg(_for_torchcodec(data), mode="RGB")
 
-    return decode
+
+def _for_torchcodec(data: Tensor) -> Tensor:
+    """Return bytes of which torchcodec makes what others do; RuntimeError: they are no JPEG's."""
+    if not _is_jpeg(data):  # it would skip what else is there
+        raise RuntimeError("Unsupported image file.")
+    # It turns pictures as their EXIF says, and cannot be asked not to: that is marked as a segment
+    # of another kind, which no decoder looks at.
+    if places := exif_markers(data.numpy().data):
+        data = data.clone()
+        data[places] = 0xEF
+    return data
 
 
 def _is_jpeg(data: Tensor) -> bool:
@@ -194,6 +208,6 @@ def _is_jpeg(data: Tensor) -> bool:
 def _is_worth_it(plan: PicturePlan) -> bool:
     num_pixels = plan.size[0] * plan.size[1]
     num_wanted = plan.box[2] * plan.box[3]
-    if not kernel.has_codec():
+    if kernels_decoder() is None:
         return num_wanted > 0
     return num_pixels >= _LEAST_PIXELS and 0 < num_wanted <= (1 - _LEAST_SHARE_SAVED) * num_pixels

@@ -160,7 +160,7 @@ def load_planned(
     pictures = {k: (data[k], plans[k], names[k]) for k in plans}
 
     def decoded(k: int) -> tuple[Tensor, PicturePlan, str]:
-        image, fitted = decode.prepared(*pictures[k], scaled=scaled, whole=True)
+        image, fitted = decode.prepared(*pictures[k], scaled=scaled, decoder=None)
         return image, fitted, names[k]
 
     with torch._C.DisableTorchFunction():
@@ -284,14 +284,14 @@ def _fill(
     """Return a batch of pictures, each given by bytes or pixels, plan and name."""
     # Rows of RGB pixels, seen as planes: channels_last.
     batch = room_for((len(pictures), *size, 3), storage).permute(0, 3, 1, 2)
-    whole, num_at_once = not kernel.has_codec(), len(pictures)
-    if whole:  # of a batch they may be more than there is memory
+    decoder, num_at_once = decode.kernels_decoder(), len(pictures)
+    if decoder is None:  # whole pictures of a batch may be more than there is memory
         num_at_once = 1
     elif scaled or libjpeg_turbo.find_library() is not None:
         num_at_once = _PARTS_AT_ONCE
     for start in range(0, len(pictures), num_at_once):
         some = pictures[start : start + num_at_once]
-        found = [decode.prepared(*each, scaled=scaled, whole=whole) for each in some]
+        found = [decode.prepared(*each, scaled=scaled, decoder=decoder) for each in some]
         images, plans = map(list, zip(*found, strict=True))
-        kernel.fill_batch(images, plans, batch[start : start + num_at_once])
+        kernel.fill_batch(images, plans, batch[start : start + num_at_once], decoder)
     return batch

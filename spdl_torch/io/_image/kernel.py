@@ -1,8 +1,9 @@
 """The batch kernel: read, decode, crop, resize and flip a whole batch in one call.
 
-The functions of this file run in one of two ways: compiled by TorchScript, so that a whole batch
-goes through without the GIL and does not hold up the trainer's thread; or as plain Python with
-equal results, where TorchScript is missing. Nothing outside this file knows which it was.
+The functions of this file run in one of three ways, with equal results: as the extension in C++,
+where it was built; compiled by TorchScript, where torch has that and torchvision its operators; or
+as plain Python. The first two take a whole batch through without the GIL, so that it does not hold
+up the trainer's thread.
 
 Crop boxes are drawn in one call, too, though each takes microseconds: a call of torch's releases
 the GIL, and a thread among many that has released it waits for its turn to get it back. On 16 cores
@@ -25,6 +26,7 @@ from torch import Generator, Tensor
 
 from ...engine.shared import lock_held_at_forks
 from ...handlers import unless_of_handler
+from . import extension
 
 T = TypeVar("T")
 
@@ -69,16 +71,20 @@ def read_files(paths: list[str]) -> list[Tensor]:
     return _call(_read_files, paths)
 
 
-def fill_batch(data: list[Tensor], plans: Sequence[PicturePlan], batch: Tensor) -> None:
+def fill_batch(
+    data: list[Tensor], plans: Sequence[PicturePlan], batch: Tensor, decoder: str | None
+) -> None:
     """Decode, crop, resize and flip every picture into its place in the batch.
 
     Args:
         data: encoded bytes (uint8, one dimension) or decoded pictures (uint8, (3, H, W)).
         batch: uint8, (N, 3, height, width), CPU; fast when in channels_last memory.
+        decoder: the operator that decodes bytes; of others than torchvision's the extension alone
+            knows.
 
     Raises: RuntimeError: a picture cannot be decoded, or is not of the size its plan says.
     """
-    _call(_fill_batch, data, *map(list, zip(*plans, strict=True)), batch)
+    _call(_fill_batch, data, *map(list, zip(*plans, strict=True)), batch, decoder or "")
 
 
 def draw_boxes(
@@ -119,6 +125,12 @@ def is_compiled() -> bool:
     return _compiled() is not None
 
 
+def is_extension() -> bool:
+    """Return whether that is the extension's."""
+    compiled = _compiled()  # which loads it, one thread at a time
+    return compiled is not None and compiled is extension.load()
+
+
 def _read_files(paths: list[str]) -> list[Tensor]:
     files: list[Tensor] = []
     for path in paths:
@@ -136,6 +148,7 @@ def _fill_batch(
     windows: list[tuple[int, int]],
     flips: list[bool],
     batch: Tensor,
+    decoder: str,
 ) -> None:
     height = batch.size(2)
     width = batch.size(3)
@@ -215,33 +228,39 @@ _lock = lock_held_at_forks()
 
 
 @functools.lru_cache(maxsize=1)
-def _compiled() -> Any:
-    """Return this file's kernel functions, compiled in some 5 ms; None where torch cannot."""
+def _compiled() -> Callable[..., Any] | None:
+    """Return what calls this file's functions by name, compiled; None where they are not."""
     with _lock:
-        load_operators()
-        try:
-            source = "\n".join(inspect.getsource(function) for function in _SCRIPTED)
-            # A CompilationUnit, not torch.jit.script: that one warns (FutureWarning), and its
-            # warning could be silenced only for all threads at once. It also takes longer.
-            unit = torch.jit.CompilationUnit(source)
-            _run(unit, _read_files, [])
-        except unless_of_handler(Exception):
-            return None  # no TorchScript, no source text, an operator gone: the eager path serves
-    return unit
+        return extension.load() or _scripted()
 
 
 def _call(function: Callable[..., T], *args: object) -> T:
-    unit = _compiled()
-    return function(*args) if unit is None else _run(unit, function, *args)
+    compiled = _compiled()
+    result: T = function(*args) if compiled is None else compiled(function.__name__, *args)
+    return result
 
 
-def _run(unit: Any, function: Callable[..., T], *args: object) -> T:
+def _scripted() -> Callable[..., Any] | None:
+    """Return what calls the functions as TorchScript, compiled in some 5 ms; None without it."""
+    load_operators()
+    try:
+        source = "\n".join(inspect.getsource(function) for function in _SCRIPTED)
+        # A CompilationUnit, not torch.jit.script: that one warns (FutureWarning), and its
+        # warning could be silenced only for all threads at once. It also takes longer.
+        unit = torch.jit.CompilationUnit(source)
+        run = functools.partial(_run, unit)
+        run(_read_files.__name__, [])
+    except unless_of_handler(Exception):
+        return None  # no TorchScript, no source text, an operator gone: the eager path serves
+    return run
+
+
+def _run(unit: Any, name: str, *args: object) -> Any:
     # Without this, TorchScript's profiling executor optimizes the first calls of each function,
     # for tens of milliseconds and nothing in return. The flag belongs to the thread.
     with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]  # untyped in torch
         try:
-            result: T = getattr(unit, function.__name__)(*args)
-            return result
+            return getattr(unit, name)(*args)
         except torch.jit.Error as error:  # what becomes of a `raise` in compiled code
             raise RuntimeError(str(error)) from error
 

@@ -8,7 +8,7 @@ that nothing of torchvision has to be imported for it; a subclass is never taken
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 Size = tuple[int, int]
 """Height and width, in pixels."""
-Geometry = Callable[[Sequence[Size], float | None, Generators], list[PicturePlan]]
+Crop = tuple[tuple[float, float], tuple[float, float]]
+"""``scale`` and ``ratio`` of ``RandomResizedCrop``."""
+Resize = tuple[tuple[int, ...], int | None]
+"""``size``, of one number or two, and ``max_size`` of ``Resize``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +37,16 @@ class Recipe:
     height: int
     """The size in pixels of every picture that leaves the kernel."""
     width: int
-    geometry: Geometry
-    """Says what the kernel does with pictures of those sizes, the flip included, of which it gets
-    the probability; draws what is random."""
+    crop: Crop | None
+    """Only a part of each picture is wanted, drawn at random, and resized to that size."""
+    resize: Resize | None
+    """Else the whole picture is resized, and its middle taken."""
     flip: float | None
     """The probability of mirroring left and right; None: the recipe has no flip."""
     batch_tail: tuple[Any, ...]
     """The user's transforms that follow and that may run on the whole batch at once."""
     sample_tail: tuple[Any, ...]
     """The user's transforms after those, which run sample by sample."""
-    crops_first: bool
-    """Whether only a part of each picture is wanted, drawn at random."""
     from_pil: bool
     """Whether ``sample_tail`` takes Pillow images: nothing before it asked for tensors."""
 
@@ -56,7 +58,7 @@ class Recipe:
     @property
     def plans_draw(self) -> bool:
         """Whether anything in a plan is random."""
-        return self.crops_first or self.flip is not None
+        return self.crop is not None or self.flip is not None
 
     @property
     def keeps_bytes(self) -> bool:
@@ -65,7 +67,23 @@ class Recipe:
 
     def plans(self, sizes: Sequence[Size], generators: Generators = None) -> list[PicturePlan]:
         """Draw the parameters of pictures, for each in the order in which torchvision does."""
-        return self.geometry(sizes, self.flip, generators)
+        if self.crop is not None:
+            crops = random_crops(sizes, *self.crop, self.flip, generators)
+            return [
+                PicturePlan(size, crop[:4], (self.height, self.width), flip=crop.flip)
+                for size, crop in zip(sizes, crops, strict=True)
+            ]
+        # The whole picture is resized, not only what the crop needs: the kernel of `interpolate`
+        # has no fractional offset, so resizing a part would give other pixels.
+        assert self.resize is not None, "guaranteed by recognise: one of the two"
+        plans = []
+        own = [None] * len(sizes) if generators is None else generators
+        for size, generator in zip(sizes, own, strict=True):
+            resized = resized_size(*size, *self.resize)
+            window = center_crop_window(*resized, self.height, self.width)
+            is_flipped = self.flip is not None and draw_flip(self.flip, generator)
+            plans.append(PicturePlan(size, (0, 0, *size), resized, window, is_flipped))
+        return plans
 
     def finish(self, batch: Tensor, storage: Storage | None = None) -> Tensor:
         """Apply ``batch_tail`` to uint8 (N, 3, H, W): same dtype and values as one by one.
@@ -161,17 +179,17 @@ def recognise(transform: object, *, from_tensor: bool) -> Recipe | None:
         converted = True
         # ToImage also changes the class, which a later transform may look at: it moves to the end.
         steps = steps[1:] if _name(steps[0]) == "PILToTensor" else _move_behind(steps)
-    crops_first = bool(steps) and _name(steps[0]) == "RandomResizedCrop"
-    geometry, size, steps = _geometry(steps, converted)
-    if geometry is None:
+    found = _geometry(steps, converted)
+    if found is None:
         return None
+    geometry, steps = found
     flip = None
     if steps and _name(steps[0]) == "RandomHorizontalFlip":
         flip, steps = steps[0].p, steps[1:]
     split = _split_tail(steps, converted)
     from_pil = split == 0 and not converted
     tails = tuple(steps[:split]), tuple(steps[split:])
-    return Recipe(*size, geometry, flip, *tails, crops_first, from_pil)
+    return Recipe(*geometry, flip, *tails, from_pil)
 
 
 def _flatten(transform: object) -> list[Any]:
@@ -206,53 +224,18 @@ _ELEMENTWISE = frozenset({"ToDtype", "ConvertImageDtype", "Normalize"})
 
 def _geometry(
     steps: list[Any], converted: bool
-) -> tuple[Geometry | None, tuple[int, int], list[Any]]:
-    """Return the kernel's part at the head of ``steps``, its output's size, and what follows it."""
+) -> tuple[tuple[int, int, Crop | None, Resize | None], list[Any]] | None:
+    """Return the kernel's part at the head of ``steps``, and what follows it."""
     names = [_name(step) for step in steps[:2]]
     if names[:1] == ["RandomResizedCrop"] and _is_bilinear(steps[0], converted):
-        crop, size = steps[0], _pair(steps[0].size)
-        return _random_resized_crop(crop, size), size, steps[1:]
+        crop = steps[0]
+        return (*_pair(crop.size), (tuple(crop.scale), tuple(crop.ratio)), None), steps[1:]
     if names[:1] == ["Resize"] and _is_bilinear(steps[0], converted):
         edges, is_cropped = _edges(steps[0]), names[1:] == ["CenterCrop"]
         if edges is not None and (is_cropped or len(edges) == 2):
             size = _pair(steps[1].size if is_cropped else edges)
-            return _resize(edges, steps[0].max_size, size), size, steps[1 + is_cropped :]
-    return None, (0, 0), steps
-
-
-def _random_resized_crop(transform: Any, size: tuple[int, int]) -> Geometry:
-    scale, ratio = tuple(transform.scale), tuple(transform.ratio)
-
-    def geometry(
-        sizes: Sequence[Size], flip: float | None, generators: Generators
-    ) -> list[PicturePlan]:
-        crops = random_crops(sizes, scale, ratio, flip, generators)
-        return [
-            PicturePlan(each, crop[:4], resized=size, flip=crop.flip)
-            for each, crop in zip(sizes, crops, strict=True)
-        ]
-
-    return geometry
-
-
-def _resize(edges: tuple[int, ...], max_size: int | None, size: tuple[int, int]) -> Geometry:
-    """Return the geometry of a resize, and of the crop of ``size`` in its middle."""
-
-    # The whole picture is resized, not only what the crop needs: the kernel of `interpolate` has
-    # no fractional offset, so resizing a part would give other pixels.
-    def geometry(
-        sizes: Sequence[Size], flip: float | None, generators: Generators
-    ) -> list[PicturePlan]:
-        plans = []
-        own = [None] * len(sizes) if generators is None else generators
-        for each, generator in zip(sizes, own, strict=True):
-            resized = resized_size(*each, edges, max_size)
-            window = center_crop_window(*resized, *size)
-            is_flipped = flip is not None and draw_flip(flip, generator)
-            plans.append(PicturePlan(each, (0, 0, *each), resized, window, is_flipped))
-        return plans
-
-    return geometry
+            return (*size, None, (edges, steps[0].max_size)), steps[1 + is_cropped :]
+    return None
 
 
 def _is_bilinear(transform: Any, converted: bool) -> bool:
