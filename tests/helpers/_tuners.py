@@ -30,7 +30,7 @@ class RandomTuner:
     def step(self, window):
         self.num_steps += 1
         stage = self._random.choice([*window.free.values()])
-        count = self._random.randint(1, 5)
+        count = self._random.randint(1, min(5, self.bounds.threads))
         return (stage.name, count), [
             Decision(
                 stage=stage.name,
