@@ -46,8 +46,13 @@ def epochs_of(seat, kind, persistent, of_torch=False):
     """Three epochs of our loader, or torch's, shuffled where the kind has an order."""
     order = {"shuffle": True, "generator": seeded(7)} if kind in MAP_STYLE else {}
     options = {"persistent_workers": persistent, **order, **({} if of_torch else {"seed": 3})}
-    loader = (seat.peer if of_torch else seat.loader)(kind(LENGTH), BATCH, **options)
+    loader = (seat.peer if of_torch else seat.loader)(kind(LENGTH), size_of(kind), **options)
     return [batches_of(loader) for _ in range(3)]
+
+
+def size_of(kind):
+    """Of batches, which are large where samples are made one by one."""
+    return 8 if kind is Drawn else BATCH
 
 
 @in_every_seat_by_pairs(kind=KINDS, persistent=LIVES)
@@ -60,7 +65,7 @@ def test_order_batches_and_lengths_are_torchs_and_bits_the_same_everywhere(seat,
         assert indices_of(got) == indices_of(expected)
     if seat is not NONE or (kind in MAP_STYLE and not persistent):
         assert epochs == epochs_of(THREADS, kind, persistent)
-    assert kind not in MAP_STYLE or len(seat.loader(kind(LENGTH), BATCH)) == len(epochs[0])
+    assert kind not in MAP_STYLE or len(seat.loader(kind(LENGTH), size_of(kind))) == len(epochs[0])
 
 
 def indices_of(batches):
