@@ -78,6 +78,26 @@ def test_channel_loses_nothing_with_many_threads(capacity, producers, timeouts, 
     assert max(waiting) <= capacity
 
 
+def test_occupancy_is_the_share_of_time_with_an_item(clock):
+    """Empty for 30 of 100 ns: 70 ns are the time with one, over any number of laps."""
+    channel = Channel(2)
+    clock.advance(30)
+    channel.put("a")
+    clock.advance(50)
+    first = channel.counters()
+    channel.put("b")
+    channel.get()
+    clock.advance(20)
+    channel.get()
+    whole = channel.counters()
+    for counters, empty, elapsed in (
+        (first, 30, 80),
+        (whole, 30, 100),
+        (whole.since(first), 0, 20),
+    ):
+        assert (counters.empty_ns, counters.elapsed_ns) == (empty, elapsed)
+
+
 @pytest.mark.parametrize("is_shrunk", [False, True])
 def test_put_that_is_woken_out_of_turn_passes_its_wake_up_on(clock, is_shrunk):
     """It has waited longer than the one whose turn it is, and nobody gets any more: as one of a run

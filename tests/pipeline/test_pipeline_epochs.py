@@ -3,7 +3,9 @@ loop."""
 
 import asyncio
 import functools
+import gc
 import threading
+import weakref
 from dataclasses import replace
 from itertools import chain, count, cycle, islice, pairwise
 
@@ -353,6 +355,19 @@ def test_cache_iterator_gives_the_first_items_again(count, num_caches, more, sto
     assert len(cached) == count
     if not more:
         assert [*islice(cache_iterator(range(count), num_caches), 30)][:stop] == expected
+
+
+@pytest.mark.parametrize("delete_src", [True, False])
+def test_cache_iterator_lets_go_of_its_source(delete_src):
+    """So that a pipeline's threads end while only kept items are given."""
+    pipeline = PipelineBuilder().add_source(range(100)).pipe(lambda n: n + 1).add_sink().build()
+    gone = weakref.ref(pipeline)
+    items = cache_iterator(pipeline, 2, delete_src=delete_src)
+    del pipeline
+    assert list(islice(items, 3)) == [1, 2, 1]
+    gc.collect()
+    assert (gone() is None) is delete_src
+    items.close()
 
 
 @pytest.mark.parametrize(
