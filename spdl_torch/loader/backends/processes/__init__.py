@@ -11,7 +11,7 @@ Trainer                                         child, one for each worker
     the loop or, with pin_memory= or device=, the stage's thread, which reads then
 
 wire: the socket, on both sides, and everything that is sent. worker_process, process: a child from
-its start to its end; hearing: their results in order. batch_packing: batches in shared_memory,
-collated there. dataset_pickle, error_pickle: loaders and exceptions in transit. signals: which
-process handles them.
+its start to its end; hearing: their results in order. shared_memory: where batches are packed, and
+collated. pickling, error_pickle: batches, loaders and exceptions in transit. signals: which process
+handles them.
 """

@@ -27,7 +27,7 @@ import torch
 from ....engine.channel import ChannelClosed
 from ....engine.counters import QueueCounters
 from ....engine.recorder import SharedRecorder
-from ....locks import RLock, in_forked_child
+from ....locks import in_forked_child
 from ....machine.probes import count_only_this_thread
 from ...checkpoint.epoch import Given
 from ...error_notes import Reason
@@ -35,9 +35,9 @@ from ...rng.patches import install_functions
 from ...stats.counts import WorkerCounts
 from ..jobs import Epoch, Failed, Loaded
 from ..worker_thread import Worker, use_one_intra_op_thread
-from .batch_packing import SlabWriter
 from .error_pickle import pack_error, with_errors
 from .page import Page, start_guard
+from .shared_memory import SlabWriter
 from .signals import leave_to_the_trainer
 from .wire import Answer, Fatal, Free, LogLine, Restart, Wire, pickle_of
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ....engine.counters import TaskCell
     from ..backend import LoadSpec
     from ..jobs import Result
-    from .wire import File, OwnedSocket
+    from .wire import OwnedSocket
 
 
 class Beginning(NamedTuple):
@@ -56,8 +56,6 @@ class Beginning(NamedTuple):
     """What opens the loader's configuration."""
     number: int
     """The worker's number among those of all processes."""
-    first: Restart
-    """The first epoch."""
     default_dtype: torch.dtype
     """torch's default dtype in the trainer."""
     environment: dict[str, str] | None
@@ -75,16 +73,16 @@ def main(end: OwnedSocket, asked: OwnedSocket, beginning: Beginning) -> None:
     gc.freeze()
     leave_to_the_trainer()
     signal.set_wakeup_fd(-1)  # a forked child has the trainer's, an event loop's
-    trainer = Trainer(end, beginning.page, beginning.first)
+    trainer = Trainer(end, beginning.page)
     # What the dataset forks must not hold it open, or the trainer would not see the end.
     in_forked_child(trainer.wire.close)
     logger = logging.getLogger("spdl_torch")
-    logger.handlers = [_ToTrainer(trainer)]  # a forked child has the trainer's handlers
+    logger.handlers = [_ToTrainer(trainer.wire)]  # a forked child has the trainer's handlers
     logger.propagate = False
     beginning.page.is_up = True
     _run_worker(trainer, asked, beginning)
     while trainer.wire.unsent and not trainer.wire.is_over:
-        trainer.wait()
+        trainer.wire.wait()
 
 
 def _run_worker(trainer: Trainer, asked: OwnedSocket, beginning: Beginning) -> None:
@@ -103,11 +101,11 @@ def _run_worker(trainer: Trainer, asked: OwnedSocket, beginning: Beginning) -> N
         trainer.counts, trainer.cells = counts, tuple(filter(None, cells))
         worker = Worker(number, spec, activity, cells)
         with worker.begun():  # where it fails, its error answers its jobs
-            while trainer.waiting:
+            while trainer.has_more():
                 with suppress(ChannelClosed):
                     worker.work(trainer.next_epoch())
     except BaseException as error:
-        trainer.send(Fatal(what, pack_error(error)))
+        trainer.wire.say(Fatal(what, pack_error(error)))
     trainer.counts = None  # the trainer stays, and would keep the dataset
 
 
@@ -148,11 +146,9 @@ _COUNT_NS = 50_000_000
 
 
 class Trainer:
-    """In place of the channels of threads. The worker's thread alone uses it, but for ``send``,
-    which any thread may call: what our loggers log is sent, too.
-    """
+    """In place of the channels of threads. The worker's thread alone uses it."""
 
-    def __init__(self, end: OwnedSocket, page: Page, first: Restart) -> None:
+    def __init__(self, end: OwnedSocket, page: Page) -> None:
         self.wire = Wire(end)
         self.writer = SlabWriter()
         """What packs the batches."""
@@ -161,19 +157,32 @@ class Trainer:
         self.cells: tuple[TaskCell, ...] = ()
         """The worker's, of fetching and of collating; () = epochs are not recorded."""
         self._page = page
-        self._sending = RLock()  # re-entrant: sending may log
-        self.waiting: deque[Given | Restart] = deque([first])
-        """What has come and is not done yet: an epoch that begins, or jobs. An epoch ends with
-        another one here, or with nothing: then the trainer is gone."""
+        self._waiting: deque[Given | Restart] = deque()  # an epoch that is to begin, or jobs
         self._epoch = self._num_sent = self._num_counted = 0
         self._waited_ns = self._counted_ns = 0
 
     # What comes:
 
+    def has_more(self) -> bool:
+        """Wait for an epoch that begins, or a job; False = the trainer is gone.
+
+        All that has come is read first: an epoch that begins drops the jobs of the one before.
+        """
+        since_ns = perf_counter_ns()
+        self._read()
+        while not (self._waiting or self.wire.is_over):
+            self._page.idle_since_ns = since_ns
+            is_counted = self._num_counted == self._num_sent
+            self.wire.wait(None if is_counted else _MOMENT_MS)
+            self._read()
+            if not (is_counted or self._waiting):
+                self._count()
+        return bool(self._waiting)
+
     def next_epoch(self) -> Epoch:
         """Begin the epoch that waits."""
         assert self.counts is not None, "guaranteed by who calls it"
-        beginning: Any = self.waiting.popleft()
+        beginning: Any = self._waiting.popleft()
         self._epoch, key, workers = beginning
         self._num_sent = self._num_counted = self._waited_ns = 0
         recorder = SharedRecorder(self._page.ring, self._epoch, enabled=bool(self.cells))
@@ -194,37 +203,18 @@ class Trainer:
         return begun
 
     def get(self) -> Given:
-        """Return the next job. Raises: ChannelClosed: another epoch begins, or the trainer is gone.
-
-        Messages that have come meanwhile are read first: an epoch that begins drops the jobs of
-        the one before.
-        """
+        """Return the next job. Raises: ChannelClosed: another epoch begins; the trainer is gone."""
         since_ns = perf_counter_ns()
-        self._read()
-        while not (self.waiting or self.wire.is_over):
-            self._page.idle_since_ns = since_ns
-            is_counted = self._num_counted == self._num_sent
-            self.wait(None if is_counted else _MOMENT_MS)
-            self._read()
-            if not (is_counted or self.waiting):
-                self._count()
-        message = self.waiting[0] if self.waiting else None
+        message = self._waiting[0] if self.has_more() else None
         if not isinstance(message, Given):
             raise ChannelClosed
-        self.waiting.popleft()
+        self._waiting.popleft()
         now_ns = perf_counter_ns()
         self._waited_ns += now_ns - since_ns
         self._page.idle_since_ns = 0
         if now_ns - self._counted_ns >= _COUNT_NS:
             self._count()
         return message
-
-    def wait(self, milliseconds: float | None = None) -> None:
-        """Wait until something comes; what did not fit before is sent as soon as it does."""
-        self.wire.wait(milliseconds)
-        if self.wire.unsent:
-            with self._sending:
-                self.wire.flush()
 
     def _read(self) -> None:
         """Read what has come."""
@@ -236,31 +226,23 @@ class Trainer:
                 self.writer.slabs.freed(*message)
             elif isinstance(message, Restart):
                 # The jobs of this epoch are dropped, even if they came before.
-                self.waiting.clear()
-                self.waiting.append(message)
+                self._waiting.clear()
+                self._waiting.append(message)
             else:
                 *job, slabs, spent = message
                 self.writer.slabs.freed(slabs, spent)
-                self.waiting.append(Given(*job))
+                self._waiting.append(Given(*job))
         if wire.is_over:  # nobody wants the batches
-            self.waiting.clear()
+            self._waiting.clear()
 
     def counters(self) -> QueueCounters:
         """Return the time for which the worker had no job."""
         return QueueCounters(get_wait=(self._waited_ns, 0, ()))
 
     def __len__(self) -> int:
-        return len(self.waiting)
+        return len(self._waiting)
 
     # What is sent:
-
-    def send(self, message: Any) -> None:
-        """Send a message. Never waits: what does not fit is sent later."""
-        self._say(pickle.dumps(message, 5))
-
-    def _say(self, content: bytes, *files: File) -> None:
-        with self._sending:
-            self.wire.send(content, *files)
 
     def put(self, result: Result) -> None:
         """Send a result, whose batch is packed."""
@@ -274,7 +256,7 @@ class Trainer:
         except BaseException as error:  # an object's own __reduce__ may raise anything
             result = _without_what_cannot_be_sent(result, error)
             content = pickle_of(self._answer(result, retired))
-        self._say(content, *(writer.sent() if isinstance(result, Loaded) else ()))
+        self.wire.send(content, *(writer.sent() if isinstance(result, Loaded) else ()))
 
     def _answer(self, result: Result, retired: tuple[int, ...]) -> Answer:
         return Answer(self._epoch, with_errors(result, pack_error), retired, perf_counter_ns())
@@ -302,10 +284,10 @@ def _without_what_cannot_be_sent(result: Result, error: BaseException) -> Result
 class _ToTrainer(logging.Handler):
     """Sends the records of our loggers to the trainer, which logs them."""
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, wire: Wire) -> None:
         super().__init__()
-        self._trainer = trainer
+        self._wire = wire
 
     def emit(self, record: logging.LogRecord) -> None:
         """Send the record; see ``logging.Handler``."""
-        self._trainer.send(LogLine(record.name, record.levelno, record.getMessage()))
+        self._wire.say(LogLine(record.name, record.levelno, record.getMessage()))

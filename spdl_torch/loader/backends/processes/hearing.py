@@ -20,8 +20,8 @@ from ....engine.channel import ChannelClosed, WaitIsOver, WaitTime
 from ....engine.counters import QueueCounters
 from ...error_notes import add_thread_note, is_users
 from ..jobs import NO_BATCHES, Failed, Loaded, recorded
-from .batch_packing import unpack
 from .error_pickle import unpack_error, with_errors
+from .pickling import unpack
 from .wire import socket_pair
 
 if TYPE_CHECKING:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import operator
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from functools import reduce
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ....engine.counters import TaskCounters, ThreadCount
@@ -98,12 +96,12 @@ class ProcessCounts:
         if not found:
             return None
         return Readings(
-            fetch=reduce(_added, [each.fetch for each in found]),
-            collate=reduce(_added, [each.collate for each in found]),
+            fetch=_sum([each.fetch for each in found]),
+            collate=_sum([each.collate for each in found]),
             jobs_wait_ns=sum(each.jobs_wait_ns for each in found)
             + sum(child.waited_ns for child, _ in known),
-            probes_before=reduce(_added, [each.probes_before for each in found]),
-            probes_now=reduce(_added, [each.probes_now for each in found]),
+            probes_before=_sum([each.probes_before for each in found]),
+            probes_now=_sum([each.probes_now for each in found]),
             data=_sum_of_counts([each.data for each in found]),
         )
 
@@ -115,14 +113,13 @@ def _sum_of_counts(each: list[Mapping[str, int]]) -> dict[str, int]:
     return dict(counts)
 
 
-def _added(one: _Counters, other: _Counters) -> _Counters:
-    """Add up the counters of two processes, field by field."""
-    pairs: Iterator[tuple[Any, Any]] = zip(one, other, strict=True)
-    sums: list[Any] = [
-        tuple(map(operator.add, mine, theirs)) if isinstance(mine, tuple) else mine + theirs
-        for mine, theirs in pairs
-    ]
-    return type(one)(*sums)
+def _sum(counters: list[_Counters]) -> _Counters:
+    """Add up the counters of processes, field by field."""
+    fields: Iterator[Any] = zip(*counters, strict=True)
+    return type(counters[0])._make(
+        tuple(map(sum, zip(*field, strict=True))) if isinstance(field[0], tuple) else sum(field)
+        for field in fields
+    )
 
 
 class ProcessRows:

@@ -1,6 +1,8 @@
-"""Shared memory that is reused: the child writes batches, the trainer views them.
+"""Shared memory that is reused: the child packs batches into it, the trainer views them.
 
-A *slab* holds one batch. The child makes it, without a name (``memfd_create``; where there is
+A *slab* holds the large blocks of one batch, which are copied once: into it. torch's
+``default_collate``, the rows of a ``TensorDataset`` and the batch kernel write straight into it.
+The child makes it, without a name (``memfd_create``; where there is
 none, a temporary file that is unlinked at once), and passes its descriptor to the trainer once. So
 nothing has to be removed afterwards, however either side ends: the memory goes with the last
 mapping.
@@ -25,7 +27,9 @@ from ....engine.shared import LiveObjects, Loans
 from ....io._transfer.region import Region, mapped_file
 from ....io._transfer.slabs import rounded_up
 from ....locks import RLock
-from .wire import Free, anonymous_file
+from ...fetching.collating import LARGE_BYTES
+from .pickling import pickled
+from .wire import Free, Packed, anonymous_file
 
 if TYPE_CHECKING:
     from .wire import File, Span
@@ -115,6 +119,121 @@ class SlabPool:
         """Return the slabs replaced since the last call."""
         numbers, self._retired = tuple(self._retired), []
         return numbers
+
+
+_ALIGNMENT = 128  # bytes; at least torch's alignment of tensors in host memory
+_INLINE_BYTES = 2 * 1024  # a longer pickle lies in the slab, so that no message is long
+
+
+class SlabWriter:
+    """Offers space in slabs for batches, and packs them, one at a time: the worker, on its own
+    thread, calls ``begin``, ``room`` for each large tensor, ``pack``, and ``sent``. A batch that
+    gets no further leaves its slab to the next one.
+    """
+
+    def __init__(self) -> None:
+        self.slabs = SlabPool()
+        self.slab: Slab | None = None
+        """The slab of the batch; None = it needs none yet."""
+        self._view: torch.Tensor | None = None  # of the slab, for tensors that are made there
+        self._is_packed = False
+        self._end = 0  # of what lies in the slab
+        self._expected = 0  # the bytes of the previous batch
+
+    def begin(self) -> None:
+        """Begin a batch."""
+        self._leave()
+        self._is_packed, self._end = False, 0
+
+    def _leave(self) -> None:
+        slab, self.slab, self._view = self.slab, None, None
+        if slab is not None:
+            self.slabs.freed((slab.number,), ())
+
+    def room(self, num_bytes: int) -> torch.Tensor | None:
+        """Return bytes of the batch's slab for a tensor: uint8, one dimension; None = use other
+        memory: the tensor is small, or does not fit.
+        """
+        if num_bytes < LARGE_BYTES:
+            return None
+        if self.slab is None:
+            # The first batch cannot know how many tensors follow.
+            is_guess = self._expected == 0
+            self.slab = self.slabs.take(max(self._expected, num_bytes), is_guess=is_guess)
+        start = self._end
+        if start + num_bytes > self.slab.size:
+            return None
+        if self._view is None:
+            self._view = self.slabs.viewed(self.slab)
+        self._end = _aligned(start + num_bytes)
+        return self._view[start : start + num_bytes]
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor lies in the slab of the batch."""
+        address = tensor.untyped_storage().data_ptr()
+        return self.slab is not None and self.slab.has(address)
+
+    def end(self) -> None:
+        """Do nothing: ``pack`` ends the batch."""
+
+    def pack(self, batch: Any) -> Packed:
+        """Pack a batch on the worker that made it. Large copies release the GIL.
+
+        Raises: what pickle raises on a part that cannot be pickled.
+        """
+        if self._is_packed:
+            self.begin()
+        body, contents = pickled(batch)
+        is_long = len(body) > _INLINE_BYTES
+        if is_long:
+            contents.append(np.frombuffer(body, np.uint8))
+        blocks = tuple(self._placed(contents)) if contents else ()
+        self._view, self._is_packed = None, True
+        if not contents:
+            self._leave()
+        slab, content = self.slab, b"" if is_long else bytes(body)
+        if slab is None:
+            return Packed(None, 0, content, blocks)
+        return Packed(slab.number, 0 if slab.file is None else slab.size, content, blocks)
+
+    def sent(self) -> tuple[File, ...]:
+        """Note that the batch is sent: the trainer has its slab, and reports when it is free.
+        Return the file that goes with it, if the slab is new."""
+        slab, self.slab = self.slab, None
+        if slab is None or slab.file is None:
+            return ()
+        file, slab.file = slab.file, None
+        return (file,)
+
+    def _placed(self, contents: list[Any]) -> list[Span]:
+        """Copy into a slab whatever does not lie there yet; return the spans of all."""
+        slab = self.slab
+        spans = [None if slab is None else slab.span_of(content) for content in contents]
+        rest = sum(
+            _aligned(content.nbytes)
+            for content, span in zip(contents, spans, strict=True)
+            if span is None
+        )
+        if slab is None or self._end + rest > slab.size:
+            # The first batch, or a larger one than before: all of it goes elsewhere.
+            self.slab = self.slabs.take(sum(_aligned(each.nbytes) for each in contents))
+            self._end, spans = 0, [None] * len(contents)
+            if slab is not None:
+                self.slabs.freed((slab.number,), ())
+            slab = self.slab
+        written = []
+        for content, span in zip(contents, spans, strict=True):
+            if span is None:
+                span = self._end, content.nbytes
+                slab.write(self._end, content)
+                self._end += _aligned(content.nbytes)
+            written.append(span)
+        self._expected = self._end
+        return written
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
 _NOTHING_FREED = Free((), ())

@@ -27,6 +27,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ....handlers import unless_of_handler
+from ....locks import RLock
 from ..jobs import Loaded
 
 if TYPE_CHECKING:
@@ -129,12 +130,13 @@ def content_of(file: File) -> mmap.mmap:
 
 
 class Wire:
-    """One side's end of the socket. One thread at a time reads, and one writes."""
+    """One side's end of the socket. One thread at a time reads; any may send."""
 
     def __init__(self, end: OwnedSocket) -> None:
         self.socket = end
         self.is_over = False
         """Whether the other side has hung up, or is gone, and all that it sent was read."""
+        self._sending = RLock()  # re-entrant: sending may log, and that is sent, too
         self._came = bytearray()
         # What was read, and then its descriptors, in the order in which they came. It gets here in
         # C, at once: Ctrl-C finds a descriptor there or here, and who closes this closes it.
@@ -143,9 +145,13 @@ class Wire:
         self.unsent: deque[tuple[bytes | memoryview, tuple[File, ...]]] = deque()
         """What waits until the other side reads."""
 
+    def say(self, message: Any) -> None:
+        """Send a message, as ``send``. Raises: what pickle raises."""
+        self.send(pickle.dumps(message, 5))
+
     def send(self, content: bytes, *files: File) -> None:
-        """Send a message, or keep what does not fit until ``flush``. Never waits. If the other side
-        is gone, nothing happens: who reads notices."""
+        """Send the pickle of a message, or keep what does not fit until ``flush``. Never waits. If
+        the other side is gone, nothing happens: who reads notices."""
         size = len(content)
         if size > LONG_BYTES:
             files = (in_file(content), *files)
@@ -157,31 +163,33 @@ class Wire:
     def flush(self) -> None:
         """Send what waits, as far as it fits."""
         unsent = self.unsent
-        while unsent:
-            content, files = unsent[0]
-            ancillary: Sequence[Any] = ()
-            if files:
-                numbers = array.array("i", files)
-                ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)]
-            try:
-                sent = self.socket.sendmsg([content], ancillary, _SENDING)
-            except BlockingIOError:
-                return
-            except unless_of_handler(OSError):
-                unsent.clear()  # it is gone
-                return
-            if sent < len(content):
-                unsent[0] = memoryview(content)[sent:], ()
-            else:
-                unsent.popleft()
+        with self._sending:
+            while unsent:
+                content, files = unsent[0]
+                ancillary: Sequence[Any] = ()
+                if files:
+                    numbers = array.array("i", files)
+                    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)]
+                try:
+                    sent = self.socket.sendmsg([content], ancillary, _SENDING)
+                except BlockingIOError:
+                    return
+                except unless_of_handler(OSError):
+                    unsent.clear()  # it is gone
+                    return
+                if sent < len(content):
+                    unsent[0] = memoryview(content)[sent:], ()
+                else:
+                    unsent.popleft()
 
     def wait(self, milliseconds: float | None = None) -> None:
-        """Wait until something has come, or there is room for what is unsent; so long at most."""
+        """Wait until something has come, so long at most; send what is unsent, as it fits."""
         if self.unsent or milliseconds is not None:
             poll = select.poll()
             poll.register(self.socket, select.POLLIN | (select.POLLOUT if self.unsent else 0))
             poll.poll(milliseconds)
             self.read()
+            self.flush()
         else:
             self._read_once(_CLOSED_ON_EXEC)
 

@@ -29,6 +29,7 @@ from ...stats.counts import Readings
 from .child import Beginning, main
 from .error_pickle import unpack_error
 from .page import Page
+from .pickling import PickledSpec
 from .process import NO_GUARD, ChildProcess, forks, start_child
 from .shared_memory import Mappings
 from .wire import Answer, Fatal, LogLine, Restart, Wire, message_of, socket_pair
@@ -73,7 +74,7 @@ class WorkerProcess:
         """The jobs that it has not answered, in the order in which it got them."""
         self.num_answered = 0
         """The number of jobs of this epoch that it has answered."""
-        self.epoch = 0
+        self.epoch = -1
         """The number of epochs begun in it after the first."""
         self.page = Page.new()
         self.mappings = Mappings(
@@ -90,16 +91,13 @@ class WorkerProcess:
         self.wire = Wire(ours)
         self._guard, asked = socket_pair()
         is_forked = forks(context)
-        beginning = Beginning(
-            self.page,
-            (lambda: spec) if is_forked else _packed(spec),
-            number,
-            Restart(0, epoch.key, epoch.workers),
-            torch.get_default_dtype(),
-            None if is_forked else _environment(),
-        )
+        opener: Any = (lambda: spec) if is_forked else PickledSpec(spec)
+        environment = None if is_forked else _environment()
+        dtype = torch.get_default_dtype()
+        beginning = Beginning(self.page, opener, number, dtype, environment)
         self._theirs: tuple[Any, Any, BaseContext, Beginning] | None
         self._theirs = theirs, asked, context, beginning
+        self.restart(epoch)
         _live.add(self)
 
     def start(self) -> None:
@@ -158,7 +156,7 @@ class WorkerProcess:
 
     def send(self, message: Any) -> None:
         """Send a message, which one that has yet to be started finds then. Never waits."""
-        self.wire.send(pickle.dumps(message, 5))
+        self.wire.say(message)
 
     def restart(self, epoch: Epoch) -> None:
         """Begin another epoch: outstanding jobs are dropped."""
@@ -349,12 +347,6 @@ def _raised_by(fatal: Fatal) -> RuntimeError:
     for note in notes_of(cause):
         raised.add_note(note)
     return raised
-
-
-def _packed(spec: LoadSpec) -> Any:
-    from .dataset_pickle import PickledSpec  # forked children need none of it
-
-    return PickledSpec(spec)
 
 
 def _environment() -> dict[str, str]:

@@ -1,15 +1,28 @@
-"""Pack a batch into a small pickle and large blocks, which are copied once: into a slab.
+"""Pickles between the trainer and its processes: of batches, whose large blocks are left to shared
+memory, and of the loader, for a child that is not forked.
 
-Tensors and arrays of 64 KiB or more lie in the slab, and the trainer's batch views them. Smaller
-ones are in the pickle and get their own memory, so keeping labels keeps no images alive.
-Everything else that pickle can handle is in the pickle too. torch's ``default_collate``, the rows
-of a ``TensorDataset`` and the batch kernel write straight into the slab.
+Tensors and arrays of 64 KiB or more are the blocks; the trainer's batch views them. Smaller ones
+are in the pickle and get their own memory, so keeping labels keeps no images alive. Everything else
+that pickle can handle is in the pickle too.
+
+The loader is pickled while a process starts, as only then does multiprocessing pickle its own
+locks, queues and shared values; and unpickled by the child's main function, so late that an error
+in doing so can be reported to the trainer. The pickle itself lies in a file in memory.
+multiprocessing would write it into a pipe that holds 64 KiB, and wait until the child, which
+imports torch first, has read the rest: seconds for each child, one after another, and for ever
+where it ends before.
 """
 
 from __future__ import annotations
 
+import importlib
 import io
 import pickle
+import random
+import types
+from functools import partial
+from multiprocessing import reduction
+from multiprocessing.reduction import ForkingPickler
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,134 +33,20 @@ from torch.multiprocessing.reductions import reduce_tensor
 from ....engine.failures import attach_note
 from ....objects.kinds import is_plain_tensor
 from ...fetching.collating import LARGE_BYTES
-from .shared_memory import SlabPool
-from .wire import Packed
+from .wire import File, content_of, in_file
 
 if TYPE_CHECKING:
+    from ..backend import LoadSpec
     from ..jobs import Loaded
-    from .shared_memory import Mappings, Slab
-    from .wire import File, Span
+    from .shared_memory import Mappings
+    from .wire import Packed
 
 _SPARSE = frozenset(
     {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
 )
 
-_ALIGNMENT = 128  # bytes; at least torch's alignment of tensors in host memory
-_INLINE_BYTES = 2 * 1024  # a longer pickle lies in the slab, so that no message is long
 
-
-class SlabWriter:
-    """Offers space in slabs for batches, and packs them, one at a time: the worker, on its own
-    thread, calls ``begin``, ``room`` for each large tensor, ``pack``, and ``sent``. A batch that
-    gets no further leaves its slab to the next one.
-    """
-
-    def __init__(self) -> None:
-        self.slabs = SlabPool()
-        self.slab: Slab | None = None
-        """The slab of the batch; None = it needs none yet."""
-        self._view: torch.Tensor | None = None  # of the slab, for tensors that are made there
-        self._is_packed = False
-        self._end = 0  # of what lies in the slab
-        self._expected = 0  # the bytes of the previous batch
-
-    def begin(self) -> None:
-        """Begin a batch."""
-        self._leave()
-        self._is_packed, self._end = False, 0
-
-    def _leave(self) -> None:
-        slab, self.slab, self._view = self.slab, None, None
-        if slab is not None:
-            self.slabs.freed((slab.number,), ())
-
-    def room(self, num_bytes: int) -> torch.Tensor | None:
-        """Return bytes of the batch's slab for a tensor: uint8, one dimension; None = use other
-        memory: the tensor is small, or does not fit.
-        """
-        if num_bytes < LARGE_BYTES:
-            return None
-        if self.slab is None:
-            # The first batch cannot know how many tensors follow.
-            is_guess = self._expected == 0
-            self.slab = self.slabs.take(max(self._expected, num_bytes), is_guess=is_guess)
-        start = self._end
-        if start + num_bytes > self.slab.size:
-            return None
-        if self._view is None:
-            self._view = self.slabs.viewed(self.slab)
-        self._end = _aligned(start + num_bytes)
-        return self._view[start : start + num_bytes]
-
-    def holds(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor lies in the slab of the batch."""
-        address = tensor.untyped_storage().data_ptr()
-        return self.slab is not None and self.slab.has(address)
-
-    def end(self) -> None:
-        """Do nothing: ``pack`` ends the batch."""
-
-    def pack(self, batch: Any) -> Packed:
-        """Pack a batch on the worker that made it. Large copies release the GIL.
-
-        Raises: what pickle raises on a part that cannot be pickled.
-        """
-        if self._is_packed:
-            self.begin()
-        body, contents = _pickled(batch)
-        is_long = len(body) > _INLINE_BYTES
-        if is_long:
-            contents.append(np.frombuffer(body, np.uint8))
-        blocks = tuple(self._placed(contents)) if contents else ()
-        self._view, self._is_packed = None, True
-        if not contents:
-            self._leave()
-        slab, content = self.slab, b"" if is_long else bytes(body)
-        if slab is None:
-            return Packed(None, 0, content, blocks)
-        return Packed(slab.number, 0 if slab.file is None else slab.size, content, blocks)
-
-    def sent(self) -> tuple[File, ...]:
-        """Note that the batch is sent: the trainer has its slab, and reports when it is free.
-        Return the file that goes with it, if the slab is new."""
-        slab, self.slab = self.slab, None
-        if slab is None or slab.file is None:
-            return ()
-        file, slab.file = slab.file, None
-        return (file,)
-
-    def _placed(self, contents: list[Any]) -> list[Span]:
-        """Copy into a slab whatever does not lie there yet; return the spans of all."""
-        slab = self.slab
-        spans = [None if slab is None else slab.span_of(content) for content in contents]
-        rest = sum(
-            _aligned(content.nbytes)
-            for content, span in zip(contents, spans, strict=True)
-            if span is None
-        )
-        if slab is None or self._end + rest > slab.size:
-            # The first batch, or a larger one than before: all of it goes elsewhere.
-            self.slab = self.slabs.take(sum(_aligned(each.nbytes) for each in contents))
-            self._end, spans = 0, [None] * len(contents)
-            if slab is not None:
-                self.slabs.freed((slab.number,), ())
-            slab = self.slab
-        written = []
-        for content, span in zip(contents, spans, strict=True):
-            if span is None:
-                span = self._end, content.nbytes
-                slab.write(self._end, content)
-                self._end += _aligned(content.nbytes)
-            written.append(span)
-        self._expected = self._end
-        return written
-
-
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
-
-
-def _pickled(batch: Any) -> tuple[Any, list[Any]]:
+def pickled(batch: Any) -> tuple[Any, list[Any]]:
     """Return the pickle of a batch, and the bytes of its large blocks in the pickle's order."""
     buffers: list[pickle.PickleBuffer] = []
 
@@ -303,3 +202,67 @@ def _load_sparse(layout: torch.layout, parts: Any) -> torch.Tensor:
 def _load_typed(storage: torch.UntypedStorage, dtype: torch.dtype) -> Any:
     make: Any = torch.storage.TypedStorage
     return make(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+class PickledSpec:
+    """A LoadSpec that is packed when it is pickled."""
+
+    def __init__(self, spec: LoadSpec) -> None:
+        self._spec = spec
+        self._file: File | None = None
+
+    def __reduce__(self) -> Any:
+        self._file = in_file(_dumps(self._spec))
+        return partial, (_opened, reduction.DupFd(int(self._file)))
+
+
+def _opened(duplicate: Any) -> LoadSpec:
+    """Return the spec in the child. Raises: what pickle raises if a class or function is not
+    found."""
+    spec: LoadSpec = pickle.loads(content_of(File(duplicate.detach())))
+    return spec
+
+
+class _Pickler(ForkingPickler, TensorReducer):
+    """Pickles multiprocessing's objects its way, and tensors by value unless already shared."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Reduce an object; see ``pickle.Pickler``."""
+        if isinstance(obj, types.MethodType | types.BuiltinMethodType):
+            return _reduced_method(obj)
+        has_storage = isinstance(obj, torch.Tensor) and obj.layout is torch.strided
+        if (has_storage or isinstance(obj, torch.UntypedStorage)) and obj.is_shared():
+            return NotImplemented
+        return TensorReducer.reducer_override(self, obj)
+
+
+def _reduced_method(method: Any) -> Any:
+    """Reduce a function of ``random`` or ``numpy.random`` to its name: in the child it draws from
+    the sample's stream. pickle would make it a method of another generator."""
+    name = getattr(method, "__name__", "")
+    for module in (random, np.random):
+        generator = getattr(getattr(module, name, None), "__self__", None)
+        if generator is not None and generator is method.__self__:
+            return _function_of, (module.__name__, name)
+    return NotImplemented
+
+
+def _function_of(module: str, name: str) -> Any:
+    return getattr(importlib.import_module(module), name)
+
+
+_NOT_SENT = (
+    "in pickling what a worker process gets. Define functions and classes at the top level of a "
+    "module, and open files and connections on first use. A DataLoader with "
+    'multiprocessing_context="fork" or isolation="thread" pickles nothing.'
+)
+
+
+def _dumps(spec: LoadSpec) -> bytes:
+    file = io.BytesIO()
+    try:
+        _Pickler(file, 5).dump(spec)
+    except BaseException as error:
+        attach_note(error, _NOT_SENT)
+        raise
+    return file.getvalue()
