@@ -73,23 +73,24 @@ def main(end: OwnedSocket, asked: OwnedSocket, beginning: Beginning) -> None:
     gc.freeze()
     leave_to_the_trainer()
     signal.set_wakeup_fd(-1)  # a forked child has the trainer's, an event loop's
-    trainer = Trainer(end, beginning.page)
+    wire = Wire(end)
     # What the dataset forks must not hold it open, or the trainer would not see the end.
-    in_forked_child(trainer.wire.close)
+    in_forked_child(wire.close)
     logger = logging.getLogger("spdl_torch")
-    logger.handlers = [_ToTrainer(trainer.wire)]  # a forked child has the trainer's handlers
+    logger.handlers = [_ToTrainer(wire)]  # a forked child has the trainer's handlers
     logger.propagate = False
     beginning.page.is_up = True
-    _run_worker(trainer, asked, beginning)
-    while trainer.wire.unsent and not trainer.wire.is_over:
-        trainer.wire.wait()
+    _run_worker(wire, asked, beginning)
+    while wire.unsent and not wire.is_over:
+        wire.wait()
 
 
-def _run_worker(trainer: Trainer, asked: OwnedSocket, beginning: Beginning) -> None:
+def _run_worker(wire: Wire, asked: OwnedSocket, beginning: Beginning) -> None:
     """Work until the trainer hangs up, or is gone."""
     what, number = "the worker process could not be set up", beginning.number
     try:
-        spec = _opened(beginning, trainer)
+        writer = SlabWriter()
+        spec = _opened(beginning)._replace(finalize=writer.pack, memory=writer)
         threading.current_thread().name = f"spdl-worker-{number}"
         _seed_process(spec.base_seed, number)
         activity = start_guard(asked, beginning.page)
@@ -98,18 +99,20 @@ def _run_worker(trainer: Trainer, asked: OwnedSocket, beginning: Beginning) -> N
         count_only_this_thread()
         counts = WorkerCounts(1, spec.recipe.dataset)
         cells = counts.new_cells(enabled=spec.stats)
-        trainer.counts, trainer.cells = counts, tuple(filter(None, cells))
+        trainer = Trainer(wire, beginning.page, writer, counts, tuple(filter(None, cells)))
         worker = Worker(number, spec, activity, cells)
-        with worker.begun():  # where it fails, its error answers its jobs
-            while trainer.has_more():
-                with suppress(ChannelClosed):
-                    worker.work(trainer.next_epoch())
+        try:
+            with worker.begun():  # where it fails, its error answers its jobs
+                while trainer.has_more():
+                    with suppress(ChannelClosed):
+                        worker.work(trainer.next_epoch())
+        finally:
+            counts.end()  # its epoch refers to the trainer, and that to it, and so to the dataset
     except BaseException as error:
-        trainer.wire.say(Fatal(what, pack_error(error)))
-    trainer.counts = None  # the trainer stays, and would keep the dataset
+        wire.say(Fatal(what, pack_error(error)))
 
 
-def _opened(beginning: Beginning, trainer: Trainer) -> LoadSpec:
+def _opened(beginning: Beginning) -> LoadSpec:
     """Return the loader's configuration, and apply the trainer's settings to this process."""
     torch.set_default_dtype(beginning.default_dtype)
     environment = beginning.environment
@@ -120,9 +123,7 @@ def _opened(beginning: Beginning, trainer: Trainer) -> LoadSpec:
     # Before the dataset is unpickled, and its modules are imported: a function of random that it
     # keeps is found by its name there, and has to be the one that follows the samples' streams.
     install_functions()
-    spec: LoadSpec = beginning.spec()
-    writer = trainer.writer
-    return spec._replace(finalize=writer.pack, memory=writer)
+    return beginning.spec()
 
 
 def _seed_process(base_seed: int, worker: int) -> None:
@@ -148,15 +149,20 @@ _COUNT_NS = 50_000_000
 class Trainer:
     """In place of the channels of threads. The worker's thread alone uses it."""
 
-    def __init__(self, end: OwnedSocket, page: Page) -> None:
-        self.wire = Wire(end)
-        self.writer = SlabWriter()
-        """What packs the batches."""
-        self.counts: WorkerCounts | None = None
-        """What counts each epoch; None = nobody."""
-        self.cells: tuple[TaskCell, ...] = ()
-        """The worker's, of fetching and of collating; () = epochs are not recorded."""
+    def __init__(
+        self,
+        wire: Wire,
+        page: Page,
+        writer: SlabWriter,
+        counts: WorkerCounts,
+        cells: tuple[TaskCell, ...],
+    ) -> None:
+        """``cells``: the worker's, of fetching and of collating; () = epochs are not recorded."""
+        self._wire = wire
         self._page = page
+        self._writer = writer
+        self._counts = counts
+        self._cells = cells
         self._waiting: deque[Given | Restart] = deque()  # an epoch that is to begin, or jobs
         self._epoch = self._num_sent = self._num_counted = 0
         self._waited_ns = self._counted_ns = 0
@@ -170,10 +176,10 @@ class Trainer:
         """
         since_ns = perf_counter_ns()
         self._read()
-        while not (self._waiting or self.wire.is_over):
+        while not (self._waiting or self._wire.is_over):
             self._page.idle_since_ns = since_ns
             is_counted = self._num_counted == self._num_sent
-            self.wire.wait(None if is_counted else _MOMENT_MS)
+            self._wire.wait(None if is_counted else _MOMENT_MS)
             self._read()
             if not (is_counted or self._waiting):
                 self._count()
@@ -181,11 +187,10 @@ class Trainer:
 
     def next_epoch(self) -> Epoch:
         """Begin the epoch that waits."""
-        assert self.counts is not None, "guaranteed by who calls it"
         beginning: Any = self._waiting.popleft()
         self._epoch, key, workers = beginning
         self._num_sent = self._num_counted = self._waited_ns = 0
-        recorder = SharedRecorder(self._page.ring, self._epoch, enabled=bool(self.cells))
+        recorder = SharedRecorder(self._page.ring, self._epoch, enabled=bool(self._cells))
         queues: Any = self
         begun = Epoch(
             results=queues,
@@ -197,9 +202,9 @@ class Trainer:
             consumer=recorder.new_consumer_ring(2),
             jobs=(queues,),
         )
-        self.counts.begin(begun)
-        if self.cells:
-            self._page.begin_tasks(self._epoch, self.cells)
+        self._counts.begin(begun)
+        if self._cells:
+            self._page.begin_tasks(self._epoch, self._cells)
         return begun
 
     def get(self) -> Given:
@@ -218,19 +223,19 @@ class Trainer:
 
     def _read(self) -> None:
         """Read what has come."""
-        wire = self.wire
+        wire = self._wire
         wire.read()
         while (found := wire.next()) is not None:
             message = pickle.loads(found[0])
             if isinstance(message, Free):
-                self.writer.slabs.freed(*message)
+                self._writer.slabs.freed(*message)
             elif isinstance(message, Restart):
                 # The jobs of this epoch are dropped, even if they came before.
                 self._waiting.clear()
                 self._waiting.append(message)
             else:
                 *job, slabs, spent = message
-                self.writer.slabs.freed(slabs, spent)
+                self._writer.slabs.freed(slabs, spent)
                 self._waiting.append(Given(*job))
         if wire.is_over:  # nobody wants the batches
             self._waiting.clear()
@@ -246,17 +251,17 @@ class Trainer:
 
     def put(self, result: Result) -> None:
         """Send a result, whose batch is packed."""
-        writer = self.writer
+        writer = self._writer
         self._num_sent += 1
-        if self.cells:
-            self._page.note_tasks(self._epoch, self.cells)
+        if self._cells:
+            self._page.note_tasks(self._epoch, self._cells)
         retired = writer.slabs.retired()
         try:
             content = pickle_of(self._answer(result, retired))
         except BaseException as error:  # an object's own __reduce__ may raise anything
             result = _without_what_cannot_be_sent(result, error)
             content = pickle_of(self._answer(result, retired))
-        self.wire.send(content, *(writer.sent() if isinstance(result, Loaded) else ()))
+        self._wire.send(content, *(writer.sent() if isinstance(result, Loaded) else ()))
 
     def _answer(self, result: Result, retired: tuple[int, ...]) -> Answer:
         return Answer(self._epoch, with_errors(result, pack_error), retired, perf_counter_ns())
@@ -264,8 +269,7 @@ class Trainer:
     def _count(self) -> None:
         """Write what has been counted: the trainer waits for that where it has all batches."""
         self._counted_ns, self._num_counted = perf_counter_ns(), self._num_sent
-        if self.counts is not None:
-            self._page.count(self._epoch, self._num_sent, self.counts.besides_tasks())
+        self._page.count(self._epoch, self._num_sent, self._counts.besides_tasks())
 
 
 def _without_what_cannot_be_sent(result: Result, error: BaseException) -> Result:
