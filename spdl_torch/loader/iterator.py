@@ -118,8 +118,7 @@ class LoaderIterator(EpochIterator):
 
                 self._tuner = LoaderTuner(loader, loader._tuning_state(), self._backend)
             self._begin_jobs(loader)
-            # Of threads alone, and where there are statistics.
-            if loader.stats and self._num_workers and not self._backend.num_processes:
+            if loader.stats and self._backend.on_threads:
                 self._gil = loader._state.gil
         except BaseException:
             self._backend.request_stop()  # the error's frames may keep this object alive

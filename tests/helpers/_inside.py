@@ -54,13 +54,13 @@ def num_ready(iterator):
 
 def children_of(source):
     """The worker processes, by number."""
-    return backend_of(source).children
+    return backend_of(source).hearing.children
 
 
 def are_up(source):
     """Whether all of them are ready for jobs, by what the loop's thread reads now."""
     backend_of(source)._hear()
-    return all(child.is_up for child in children_of(source).values())
+    return all(child.page.is_up for child in children_of(source).values())
 
 
 def pids_of(source):

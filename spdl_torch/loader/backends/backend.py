@@ -76,10 +76,8 @@ class Backend(ABC):
 
     stats: EpochStats
 
-    @property
-    def num_processes(self) -> int:
-        """The number of worker processes; 0 = they are threads, or there are none."""
-        return 0
+    on_threads = False
+    """Whether threads of this process make the batches, beside the loop's."""
 
     @property
     def is_here(self) -> bool:

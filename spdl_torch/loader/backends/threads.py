@@ -54,6 +54,8 @@ class Threads(Workers):
     which the loop's thread waits in ``_start_threads``.
     """
 
+    on_threads = True
+
     def __init__(self, spec: LoadSpec, stage: DeviceStage | None, placement: Placement) -> None:
         if stage is not None:
             spec = spec._replace(memory=stage.batch_memory(spec.max_outstanding))
@@ -149,7 +151,6 @@ class Threads(Workers):
         for epochs in list(self._epochs.values()):
             epochs.close()
         self.counts.end()
-        self.failure = None
         stop_probing(self)
 
     def stop(self) -> None:

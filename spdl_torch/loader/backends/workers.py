@@ -61,9 +61,9 @@ class Workers(Backend):
     counts: Source
     """What the workers count."""
     failure: BaseException | None = None
-    """The error of a worker that could not start, or of a thread that failed through no fault of
-    the dataset: it comes before the next batch. None = there is none, or it comes in place of a
-    batch."""
+    """The error for which no batch comes any more: of a worker that could not start or has ended,
+    or of a thread that failed through no fault of the dataset. None = there is none, or it comes in
+    place of a batch."""
     activities: Sequence[Activity] = ()
     """What those of them that are threads of this process do."""
     look_seconds = inf
@@ -105,11 +105,6 @@ class Workers(Backend):
     @abstractmethod
     def _end(self) -> None:
         """End the workers. Never blocks; safe in a finalizer; any number of times."""
-
-    @property
-    def loss(self) -> BaseException | None:
-        """The error for which no batch comes any more in this epoch; None = all is well."""
-        return self.failure
 
     # As Backend says:
 
@@ -183,7 +178,7 @@ class Workers(Backend):
                 if monotonic() >= deadline:
                     return None
             except ChannelClosed:
-                return Told(self.loss or PipelineStopped(self._gone()))
+                return Told(self.failure or PipelineStopped(self._gone()))
 
     def at_work(self, awaited: int | None) -> str:
         """Describe what the threads do; see ``Backend``."""
@@ -200,11 +195,6 @@ class Workers(Backend):
         parent's, and the end of the main thread has stopped those that were made for it.
         """
         return self._threads.is_here and not self.is_stopped
-
-    @property
-    def num_processes(self) -> int:
-        """The number of worker processes; see ``Backend``."""
-        return self.placement.num_processes
 
     def request_stop(self) -> None:
         """End every wait and with it the workers; see ``Backend``."""
@@ -227,7 +217,7 @@ class Workers(Backend):
             if self._staged is not None:
                 self._staged.close()
             # Free the batches that nobody will take: a kept error's frames may hold the workers.
-            self._epoch = None
+            self._epoch = self.failure = None
             self._end()
 
     def _stay(self, what: str, error: Exception) -> None:

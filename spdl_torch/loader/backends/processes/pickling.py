@@ -86,6 +86,9 @@ class TensorReducer(pickle.Pickler):
     """Pickles tensors in host memory as plain bytes, without torch's file format, and read-only
     arrays as torch does."""
 
+    refuses_graphs = False
+    """Whether a tensor whose graph would be lost between the processes is an error."""
+
     def reducer_override(self, obj: Any) -> Any:
         """Reduce tensors in host memory and read-only arrays; leave everything else to pickle."""
         if type(obj) is np.ndarray:
@@ -94,6 +97,8 @@ class TensorReducer(pickle.Pickler):
         if isinstance(obj, torch.Tensor):
             if is_plain_tensor(obj):
                 return _reduced_tensor(obj)
+            if self.refuses_graphs and obj.requires_grad and not obj.is_leaf:
+                return cast("Any", reduce_tensor)(obj)  # torch's own, which refuses
             if _is_plain_sparse(obj):
                 _, layout_and_parts = cast("Any", obj).__reduce_ex__(5)  # torch's own
                 return _load_sparse, layout_and_parts
@@ -107,12 +112,7 @@ class TensorReducer(pickle.Pickler):
 
 
 class _BatchPickler(TensorReducer):
-    def reducer_override(self, obj: Any) -> Any:
-        """Reduce as ``TensorReducer``. Raises: RuntimeError: torch's own, for a tensor whose graph
-        would be lost between the processes."""
-        if isinstance(obj, torch.Tensor) and obj.requires_grad and not obj.is_leaf:
-            return cast("Any", reduce_tensor)(obj)  # which refuses
-        return super().reducer_override(obj)
+    refuses_graphs = True
 
 
 def _reduced_read_only(array: np.ndarray[Any, Any]) -> Any:

@@ -35,7 +35,7 @@ class ProcessCounts:
     def __init__(self, num_workers: int, hearing: Hearing) -> None:
         self.workers = ThreadCount(num_workers)
         self._hearing = weakref.ref(hearing)  # which has the children
-        self._rows: ProcessRows | None = None  # of the epoch that began last
+        self._rows = ProcessRows(self)  # of the epoch that began last
         self.num_replaced = 0
         """The number of children that were killed in this epoch, and replaced."""
         self._gone: list[Readings] = []  # of these, and of those that left
@@ -53,8 +53,7 @@ class ProcessCounts:
 
     def left(self, child: WorkerProcess) -> None:
         """Keep what a child that is about to end has counted and recorded."""
-        if self._rows is not None:
-            self._rows.keep(child)
+        self._rows.keep(child)
         self._keep(child)
 
     def _keep(self, child: WorkerProcess) -> None:
@@ -69,8 +68,7 @@ class ProcessCounts:
 
     def keep_rows(self) -> None:
         """Keep the rows of the epoch, before the children are gone or begin another one."""
-        if self._rows is not None:
-            self._rows.keep()
+        self._rows.keep()
 
     def remarks(self) -> tuple[str, ...]:
         """Return remarks if batches were copied, or children replaced."""

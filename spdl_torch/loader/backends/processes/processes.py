@@ -13,7 +13,7 @@ from __future__ import annotations
 import atexit
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
 from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -88,7 +88,6 @@ class Processes(Workers):
         self._next = 0  # of the child whose turn it is among equals
         self._has_turns = spec.has_turns
         self._deaths = Counter[int]()  # in this epoch, by the number of the batch that was next
-        self._lost: tuple[WorkerProcess, str] | None = None  # whose end ends it, and its next batch
         _live.add(self)
 
     def begin(
@@ -106,15 +105,14 @@ class Processes(Workers):
         of those that died.
         """
         reap()
-        if self.children:
+        if self.hearing.children:
             self.counts.keep_rows()
             self._hear()
             self._epoch = None
             self._deaths.clear()
-            self._lost = None
         elif forks(self._context):
             install_for_copies()
-        there, leaving = self.children, self._leaving()
+        there, leaving = self.hearing.children, self._leaving()
         stay = {n: there[n] for n in self._numbers if n in there and not there[n].is_over}
         missing = [number for number in self._numbers if number not in stay]
         new = {n: self._new_child(n, epoch) for n in missing}
@@ -146,8 +144,7 @@ class Processes(Workers):
         them then end."""
         try:
             if forks(self._context):
-                with handlers_deferred():
-                    _start_each(children)
+                _start_each(children)
             else:
                 # Not an Event: Ctrl-C in its wait may leave its own lock held.
                 started = Channel[None](1)
@@ -195,7 +192,7 @@ class Processes(Workers):
             self._hear()  # to know who has the fewest jobs
         hearing.is_read = False
         self._look_after()
-        if len(self.children) > len(self._numbers):
+        if len(self.hearing.children) > len(self._numbers):
             self._part()
         numbers = self.numbers_at_work() if self._spared else self._numbers
         if self._has_turns:
@@ -213,7 +210,7 @@ class Processes(Workers):
         Where the loop is slower than the children, none has a job left. If the first one always
         got the next job, it would need shared memory for all the batches that wait.
         """
-        count, children = len(numbers), self.children
+        count, children = len(numbers), self.hearing.children
         best = self._next % count
         child = children[numbers[best]]
         for step in range(1, count):  # by hand: min() with a key takes 5 µs
@@ -226,18 +223,19 @@ class Processes(Workers):
 
     def numbers_at_work(self) -> Sequence[int]:
         """Return the numbers of the children that are not spared; all if every one is."""
-        self._spared = tuple(child for child in self._spared if not child.is_up)
-        return [n for n in self._numbers if self.children[n] not in self._spared] or self._numbers
+        self._spared = tuple(child for child in self._spared if not child.page.is_up)
+        children = self.hearing.children
+        return [n for n in self._numbers if children[n] not in self._spared] or self._numbers
 
     def _tend(self, epoch: Epoch) -> None:
         """Replace the children that have ended, and give a worker its slabs back."""
         self._look_after()
-        for child in () if self.hearing.is_the_loops else self.children.values():
+        for child in () if self.hearing.is_the_loops else self.hearing.children.values():
             child.wire.flush()
-        if len(self.children) == 1 and not len(epoch.outlet):
+        if len(self.hearing.children) == 1 and not len(epoch.outlet):
             # The worker may need the freed slabs for the very batch that the loop waits for. (Of
             # several children each gets its own back with its next job, which is soon.)
-            for child in self.children.values():
+            for child in self.hearing.children.values():
                 if any(freed := child.mappings.freed()):
                     child.send(freed)
 
@@ -254,32 +252,16 @@ class Processes(Workers):
     def at_work(self, awaited: int | None) -> str:
         """Describe what the children's threads do. Blocks up to 2 s for a child's answer."""
         self._hear()
-        children = [] if self._epoch is None else list(self.children.values())
+        children = [] if self._epoch is None else list(self.hearing.children.values())
         asked = [child for child in children if awaited in child.jobs] or children
         described = [child.at_work() for child in asked]
         if self.forwards or not described:
             described.append(super().at_work(awaited))  # this process's thread
         return "\n".join(filter(None, described))
 
-    @property
-    def children(self) -> Mapping[int, WorkerProcess]:
-        """The children by number, with those that are about to leave."""
-        return self.hearing.children
-
-    @property
-    def loss(self) -> BaseException | None:
-        """The error that a child's end means for the epoch; see ``Workers.loss``."""
-        if self._lost is None:
-            return None
-        child, batch = self._lost
-        death = child.death()
-        if batch:
-            attach_note(death, f"its next batch was {batch}")
-        return death
-
     def rest(self) -> None:
         """Note that an epoch is over; see ``Backend``."""
-        for child in self.children.values():
+        for child in self.hearing.children.values():
             child.send(child.mappings.freed())  # so that it wakes, and writes what it has counted
         super().rest()
         self._hear()
@@ -290,13 +272,8 @@ class Processes(Workers):
         try:
             self.counts.keep_rows()
         finally:  # Ctrl-C too
-            for child in self.children.values():
+            for child in self.hearing.children.values():
                 child.hang_up()
-
-    def __del__(self) -> None:
-        # The iterator's finalizer does this too, but Ctrl-C may come before it begins.
-        if hasattr(self, "_lost"):
-            self.request_stop()
 
     def stop(self) -> None:
         """Call ``request_stop``, and wait for the children, which have nothing left to do."""
@@ -304,7 +281,7 @@ class Processes(Workers):
             self._hear()
         super().stop()
         reap(JOIN_SECONDS)
-        for child in self.children.values():
+        for child in self.hearing.children.values():
             child.mappings.close()
             child.close()
 
@@ -331,7 +308,7 @@ class Processes(Workers):
 
     def _join(self, number: int, epoch: Epoch) -> bool:
         """Give that number to a child, perhaps to the one that is about to leave it."""
-        if number in self.children:  # it has not left yet
+        if number in self.hearing.children:  # it has not left yet
             return True
         child = self._new_child(number, epoch)
         try:
@@ -340,27 +317,24 @@ class Processes(Workers):
             self._stay("process", error)
             return False
         self._put(child)  # not before: the epoch ends with one that cannot be started
-        self._have_heard(child)
         return True
 
     def _put(self, child: WorkerProcess) -> None:
-        self.hearing.children = {**self.children, child.number: child}
-
-    def _have_heard(self, child: WorkerProcess) -> None:
         """Have a new child heard; end it if ``request_stop``, on another thread, could not."""
+        self.hearing.children = {**self.hearing.children, child.number: child}
         self.hearing.wake()
         if self.is_stopped:
             child.hang_up()
 
     def _leaving(self) -> list[WorkerProcess]:
         """Return the children that get no more jobs."""
-        return [child for n, child in self.children.items() if n not in self._numbers]
+        return [child for n, child in self.hearing.children.items() if n not in self._numbers]
 
     def _part(self) -> None:
         """End the children that are to leave and have answered all their jobs."""
         idle = [child for child in self._leaving() if not child.jobs]
         if idle:
-            left = {n: child for n, child in self.children.items() if child not in idle}
+            left = {n: child for n, child in self.hearing.children.items() if child not in idle}
             self.hearing.children = left
         for child in idle:
             self.counts.left(child)
@@ -373,7 +347,7 @@ class Processes(Workers):
         seconds, in which the loop would wait for the first of them: the others make them.
         """
         epoch = self._epoch
-        if epoch is None or self.children.get(child.number) is not child:
+        if epoch is None or self.hearing.children.get(child.number) is not child:
             return
         child.reap()
         jobs = list(child.jobs.values())
@@ -386,10 +360,8 @@ class Processes(Workers):
         successor = self._new_child(child.number, epoch, num_lives=lives)
         numbers: Sequence[int] = (successor.number,)
         if are_copies:
-            try:
-                self._start(successor)
-            except Exception as error:
-                successor.fault = error
+            _start_each([successor])
+            if successor.fault is not None:
                 self._lose(epoch, successor)
                 return
         self._put(successor)
@@ -402,7 +374,6 @@ class Processes(Workers):
             self._idlest(numbers).submit(job)
         if not are_copies:
             self._start_late([successor], partial(self.hearing.tell, successor))
-        self._have_heard(successor)
         if tries_again:
             return
         self.counts.replaced(child)  # before the log says so: whoever reads it finds it reported
@@ -421,7 +392,7 @@ class Processes(Workers):
         random streams that ended with them. A child that is the only one is not replaced: nobody
         else is at work, and it holds all the batches, any of which may have ended it.
         """
-        if not child.was_killed or self._has_turns or len(self.children) == 1:
+        if not child.was_killed or self._has_turns or len(self.hearing.children) == 1:
             return False
         if jobs:
             self._deaths[jobs[0].number] += 1
@@ -431,22 +402,24 @@ class Processes(Workers):
 
     def _lose(self, epoch: Epoch, child: WorkerProcess, jobs: Sequence[Given] = ()) -> None:
         """End the epoch with the end of a process that had these jobs."""
-        batch = ""
-        if jobs and child.is_up:  # it may have been at work on the first
+        death = child.death()
+        if jobs and child.page.is_up:  # it may have been at work on the first
             number, index = jobs[0].number, jobs[0].index
             is_iterables = isinstance(index, list) and None in index  # it has no indices
             batch = f"batch {number}" if is_iterables else describe_batch(number, index)
-        self._lost = child, batch
+            attach_note(death, f"its next batch was {batch}")
+        self.failure = death
         epoch.close()
 
 
 def _start_each(children: Sequence[WorkerProcess]) -> None:
     """Start them, up to one that cannot be: it says why."""
-    try:
-        for child in children:
-            child.start()
-    except BaseException as error:
-        child.fault, child.is_over = error, True
+    with handlers_deferred():
+        try:
+            for child in children:
+                child.start()
+        except BaseException as error:
+            child.fault, child.is_over = error, True
 
 
 _live: LiveObjects[Processes] = LiveObjects()

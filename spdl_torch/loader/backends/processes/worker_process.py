@@ -197,11 +197,6 @@ class WorkerProcess:
     # What it does, at any time:
 
     @property
-    def is_up(self) -> bool:
-        """Whether it has begun; see ``Page``."""
-        return bool(self.page.is_up)
-
-    @property
     def readings(self) -> Readings | None:
         """What it has counted in this epoch; None = nothing yet. All but the tasks may be 0.05 s
         old; where it has no job, it is about to write that as well: waits for it, a moment."""
@@ -231,7 +226,7 @@ class WorkerProcess:
         """Ask what is at work in it, and return that. Any thread may ask, also in a signal's
         handler: nobody waits for another one."""
         num_said, end = self.page.said.turn, monotonic() + _ASK_SECONDS
-        is_asked = self.is_up
+        is_asked = self.page.is_up
         with suppress(OSError):  # it is gone, or was asked too often
             if is_asked:
                 self._guard.send(b"?", socket.MSG_DONTWAIT)
@@ -274,7 +269,7 @@ class WorkerProcess:
     def may_try_again(self) -> bool:
         """Whether another process may try: a signal for the trainer killed this one before it had
         handlers. (Signals that a forked one gets while it is being started wait for its own.)"""
-        is_new = self._is_unasked and not self.is_up and self.num_lives < _MOST_LIVES
+        is_new = self._is_unasked and not self.page.is_up and self.num_lives < _MOST_LIVES
         process = self._process
         return is_new and process is not None and process.may_be_a_trainers_signal
 
@@ -288,7 +283,7 @@ class WorkerProcess:
     @property
     def _could_start(self) -> bool:
         code = None if self._process is None else self._process.exit_code
-        return self.is_up or (code is not None and code < 0)
+        return bool(self.page.is_up) or (code is not None and code < 0)
 
     def death(self) -> BaseException:
         """Return a new exception that says why the process ended unasked."""
