@@ -42,13 +42,10 @@ _tasks = struct.Struct(f"qq{_NUM_CELLS * 8}q")  # epoch, time, numbers of the ce
 _MOST_LOOKS = 1000  # for a moment in which they are not written
 
 # The sizes and places of what is longer. Of all that, only what is written takes memory.
-_RECORDS, _MOST_BYTES = 64, 64 * 1024
+_MOST_BYTES = 64 * 1024
 _RECORD_BYTES = 2 * _MOST_BYTES
-_RING = _RECORDS + 4 * _RECORD_BYTES
+_RING = 6 * _RECORD_BYTES
 _BYTES = _RING + SharedRing.num_bytes(CAPACITY)
-
-
-_FIRST = 2  # the place of the first record's number
 
 
 class _Word:
@@ -69,10 +66,10 @@ class _Record:
     places in turn, as the process may be killed while it writes one."""
 
     def __init__(self, memory: mmap.mmap, place: int) -> None:
-        """``place``: the number of its turn; the two places are in the order of the records."""
+        """``place``: of the number of its turn, and of its own, among those of records."""
         self._memory = memory
         self._place = 8 * place
-        self._start = _RECORDS + (place - _FIRST) * _RECORD_BYTES
+        self._start = place * _RECORD_BYTES
 
     @property
     def turn(self) -> int:
@@ -111,8 +108,8 @@ class Page:
     def __init__(self, file: File) -> None:
         self._file: File | None = file
         self._memory = mmap.mmap(file, _BYTES)
-        records = (_Record(self._memory, _FIRST + number) for number in range(4))
-        self._counts, self._tasks_before, self._tasks, self.said = records
+        self._counts, self.said = _Record(self._memory, 2), _Record(self._memory, 3)
+        self._tasks_before, self._tasks = _Record(self._memory, 4), _Record(self._memory, 5)
         self.ring = SharedRing(memoryview(self._memory)[_RING:], PARTS)
         """The turns of the process's worker."""
 

@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ....engine.shared import LiveObjects, Loans
+from ....engine.shared import LiveObjects, Loans, lock_held_at_forks
 from ....io._transfer.region import Region, mapped_file
 from ....io._transfer.slabs import rounded_up
-from ....locks import RLock
 from ...fetching.collating import LARGE_BYTES
 from .pickling import pickled
 from .wire import Free, Packed, anonymous_file
@@ -142,13 +141,10 @@ class SlabWriter:
 
     def begin(self) -> None:
         """Begin a batch."""
-        self._leave()
-        self._is_packed, self._end = False, 0
-
-    def _leave(self) -> None:
         slab, self.slab, self._view = self.slab, None, None
         if slab is not None:
             self.slabs.freed((slab.number,), ())
+        self._is_packed, self._end = False, 0
 
     def room(self, num_bytes: int) -> torch.Tensor | None:
         """Return bytes of the batch's slab for a tensor: uint8, one dimension; None = use other
@@ -188,9 +184,9 @@ class SlabWriter:
         if is_long:
             contents.append(np.frombuffer(body, np.uint8))
         blocks = tuple(self._placed(contents)) if contents else ()
-        self._view, self._is_packed = None, True
         if not contents:
-            self._leave()
+            self.begin()  # it needs no slab
+        self._view, self._is_packed = None, True
         slab, content = self.slab, b"" if is_long else bytes(body)
         if slab is None:
             return Packed(None, 0, content, blocks)
@@ -337,27 +333,19 @@ class Mappings:
 
 _live: LiveObjects[Mappings] = LiveObjects()
 
-# Held by a forking thread during the fork, so that freed() on another thread waits for spend().
-_no_fork = RLock()
-
 
 def _before_fork() -> None:
-    _no_fork.acquire()
     for each in _live.now():
         each.read()  # those that nothing views are not spent
 
 
 def _after_fork_in_parent() -> None:
-    try:
-        for each in _live.now():
-            each.spend()
-    finally:
-        _no_fork.release()
+    for each in _live.now():
+        each.spend()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_before_fork,
-        after_in_parent=_after_fork_in_parent,
-        after_in_child=_no_fork.release,
-    )
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent)
+# So that freed() on another thread waits for spend(). After those functions: it is taken before
+# them, and given back after them.
+_no_fork = lock_held_at_forks()
