@@ -190,6 +190,7 @@ class Trainer:
         beginning: Any = self._waiting.popleft()
         self._epoch, key, workers = beginning
         self._num_sent = self._num_counted = self._waited_ns = 0
+        self._page.idle_since_ns = 0  # it waited for this epoch, and not in it
         recorder = SharedRecorder(self._page.ring, self._epoch, enabled=bool(self._cells))
         queues: Any = self
         begun = Epoch(
