@@ -19,11 +19,13 @@ import torch
 from ...engine.shared import Loans
 from ...handlers import unless_of_handler
 from ...locks import RLock
-from .region import PageLocker, Region, mapped
+from .region import LimitedLocker, Region, mapped
 from .slabs import ALIGNMENT, SMALL_BYTES, rounded_up
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from .cuda import CudaBackend
 
 
 class BatchMemory:
@@ -34,15 +36,13 @@ class BatchMemory:
     ``end``.
     """
 
-    def __init__(self, locker: PageLocker, most_pieces: int, let_go: Callable[[], None]) -> None:
+    def __init__(self, locker: CudaBackend, most_pieces: int, let_go: Callable[[], None]) -> None:
         """``let_go``: called where no piece is free, to free those that have been copied."""
-        self._locker = locker
-        self._most_pieces = most_pieces
+        self._locker = LimitedLocker(locker, most_pieces)
         self.let_go = let_go
         self._lock = RLock()
         self._free: list[Region] = []
         self._loans: Loans[Region] = Loans()
-        self._num_pieces = 0
         self._largest = 0
         self._expected = 0  # the bytes of the last batch
         self._is_known = False  # the size of a whole batch
@@ -50,7 +50,7 @@ class BatchMemory:
 
     def grow(self, most_pieces: int) -> None:
         """Allow more pieces, for a loader that prefetches more."""
-        self._most_pieces = max(self._most_pieces, most_pieces)
+        self._locker.grow(most_pieces)
 
     @property
     def free_bytes(self) -> int:
@@ -90,20 +90,18 @@ class BatchMemory:
         self.begin()
 
     def _take(self, num_bytes: int) -> Tensor | None:
-        if not (self._free or self._loans) and self._num_pieces >= self._most_pieces:
+        if not (self._free or self._loans or self._locker.has_room):
             self.let_go()  # without the lock: it asks the device
         with self._lock:
             self._free.extend(self._loans.take_back())
             large = [piece for piece in self._free if len(piece) >= num_bytes]
             piece = large[-1] if large else None
-            if piece is None and self._num_pieces >= self._most_pieces and not self._free:
-                return None
             if piece is not None:
                 self._free.remove(piece)
-            elif self._num_pieces >= self._most_pieces:
+            elif not self._locker.has_room:
+                if not self._free:
+                    return None
                 self._free.pop()  # too small: it makes room for one that is not
-            else:
-                self._num_pieces += 1
             size = self._size_for(num_bytes)
         if piece is None:
             piece = self._new(size)  # without the lock: locking pages takes milliseconds
@@ -117,13 +115,10 @@ class BatchMemory:
 
     def _new(self, size: int) -> Region | None:
         try:
-            piece = Region(mapped(size), self._locker)
+            piece = self._locker.region(mapped(size))
         except unless_of_handler(OSError):  # there is not that much memory
-            piece = None
-        if piece is not None and piece.is_locked:
-            return piece
-        self._most_pieces = self._num_pieces = 0  # and there will not be
-        return None
+            return None
+        return piece if piece.is_locked else None
 
     def _lent(self, piece: Region, num_bytes: int) -> Tensor:
         return torch.from_numpy(piece.lent(num_bytes, self._loans, piece))

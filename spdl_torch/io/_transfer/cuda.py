@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .leaves import Recordable
-    from .slabs import Event
 
 PER_THREAD_STREAM = 2
 """``cudaStreamPerThread``, SPDL's default for ``cuda_config(stream=)``. Here it stands for this
@@ -139,7 +138,7 @@ class CudaBackend:
         """
         stream = self.current_stream()
         before = self._event_on(stream)
-        stream.wait_event(cast("_Event", event).event)
+        stream.wait_event(event.event)
         for block in blocks:
             block.record_stream(stream)
         return before
@@ -166,21 +165,23 @@ class CudaBackend:
         # blocking: a waiting thread sleeps instead of keeping a core busy.
         event: torch.cuda.Event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # untyped in torch
         event.record(stream)
-        return _Event(event, self.device)
+        return Event(event, self.device)
 
 
-class _Event(NamedTuple):
+class Event(NamedTuple):
     """A point in a stream that any thread can wait for."""
 
     event: torch.cuda.Event
     device: torch.device
 
     def synchronize(self) -> None:
+        """Wait, without the GIL, until the work before the event is done."""
         # CUDA would create a context (500 MB) on the device that is current on this thread.
         with torch.cuda.device(self.device), captures_unharmed():
             self.event.synchronize()
 
     def query(self) -> bool:
+        """Return whether the work before the event is done."""
         with torch.cuda.device(self.device), captures_unharmed():
             return bool(self.event.query())  # type: ignore[no-untyped-call]  # untyped in torch
 

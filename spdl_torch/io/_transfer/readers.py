@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
@@ -31,23 +31,11 @@ from .leaves import is_plain
 from .tree import is_leaf
 
 if TYPE_CHECKING:
+    from .cuda import CudaBackend, Event
     from .region import Region
-    from .slabs import Event
 
 _LAST_HAND_OVERS = 8
 """A stream counts as long as it had one of so many hand-overs: a loop may use several in turn."""
-
-
-class Markable(Protocol):
-    """The device whose streams are marked."""
-
-    def current_stream(self) -> Any:
-        """Return the calling thread's stream; equal if it is the same."""
-        ...
-
-    def mark(self, stream: Any) -> Event | None:
-        """Return an event after the work that a stream has; None while it captures a graph."""
-        ...
 
 
 class _Loan:
@@ -109,7 +97,7 @@ class Readers:
             for loan in loans:
                 loan.is_shown = True
 
-    def handed_over(self, device: Markable) -> None:
+    def handed_over(self, device: CudaBackend) -> None:
         """Note that the current stream has a batch from now on, and mark the streams. Called on the
         thread that receives it.
         """

@@ -8,11 +8,15 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from ...engine.shared import LiveObjects, Loans
+
+if TYPE_CHECKING:
+    from .cuda import CudaBackend
+    from .kept import TransferKeeper
 
 T = TypeVar("T")
 
@@ -41,41 +45,8 @@ def mapped_file(descriptor: int, num_bytes: int) -> mmap.mmap:
     return memory
 
 
-class Keeper(Protocol):
-    """An owner of locked memory that nobody uses now."""
-
-    @property
-    def idle_bytes(self) -> int:
-        """The bytes of that memory."""
-        ...
-
-    def let_go(self) -> None:
-        """Give it back to the system."""
-        ...
-
-
-keepers: LiveObjects[Keeper] = LiveObjects()
+keepers: LiveObjects[TransferKeeper] = LiveObjects()
 """Those of this process. What they keep goes when the system refuses to lock more."""
-
-
-class PageLocker(Protocol):
-    """The device that locks pages."""
-
-    def lock_pages(self, address: int, num_bytes: int) -> bool:
-        """Lock pages; return False if the system refuses."""
-        ...
-
-    def unlock_pages(self, address: int) -> None:
-        """Unlock the pages of memory that is still mapped."""
-        ...
-
-    def lend(
-        self, owner: np.ndarray[Any, Any], region: Region, give_back: Callable[[], object]
-    ) -> None:
-        """Call ``give_back`` when nothing views ``owner``, and no copy from its locked memory is
-        under way.
-        """
-        ...
 
 
 class LimitedLocker:
@@ -83,15 +54,21 @@ class LimitedLocker:
     of which goes on with unlocked memory where it is refused. Any thread may use it.
     """
 
-    def __init__(self, locker: PageLocker, most: int) -> None:
+    def __init__(self, locker: CudaBackend, most: int) -> None:
         self._locker = locker
         self._most = most
         # Without a lock: a region may be unlocked by a finalizer, in the middle of anything.
         self._permits: deque[None] = deque([None] * most)
         self._is_refused = False  # by the system, which would refuse again
 
+    @property
+    def has_room(self) -> bool:
+        """Whether the system would be asked to lock one more."""
+        return bool(self._permits) and not self._is_refused
+
     def grow(self, most: int) -> None:
-        """Allow more regions."""
+        """Allow more regions, and ask a system again that has refused."""
+        self._is_refused = False
         self._permits.extend([None] * max(0, most - self._most))
         self._most = max(self._most, most)
 
@@ -131,8 +108,10 @@ class Region:
     run. So every array of it holds this object, which unlocks and then lets go of the mmap.
     """
 
-    def __init__(self, memory: mmap.mmap, locker: PageLocker | None = None) -> None:
-        self._locker: PageLocker | None = None  # who has locked it
+    def __init__(
+        self, memory: mmap.mmap, locker: CudaBackend | LimitedLocker | None = None
+    ) -> None:
+        self._locker: CudaBackend | LimitedLocker | None = None  # who has locked it
         self._memory = memory
         self._address = int(np.frombuffer(memory, np.uint8).ctypes.data)
         self._pid = os.getpid()

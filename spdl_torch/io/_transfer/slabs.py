@@ -11,13 +11,15 @@ import math
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from .cuda import Event
 
 ALIGNMENT = 512
 """The alignment in bytes that the CUDA allocator gives to every tensor, as kernels expect."""
@@ -31,18 +33,6 @@ _GRAIN = 32_768  # elements; torch copies fewer on one thread
 
 # numpy has no bfloat16; copying needs only the bits.
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
-
-
-class Event(Protocol):
-    """A point in the work of a stream."""
-
-    def synchronize(self) -> Any:
-        """Wait, without the GIL, until the work before the event is done."""
-        ...
-
-    def query(self) -> bool:
-        """Return whether the work before the event is done."""
-        ...
 
 
 class Slot(NamedTuple):

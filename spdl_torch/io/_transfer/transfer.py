@@ -81,14 +81,14 @@ class Staged:
     _transfer: Transfer
     _batch: Any
     _blocks: Sequence[Recordable]
-    _event: slabs.Event | None
+    _event: cuda.Event | None
     _late: Spots
     """Where the leaves are that move at the hand-over."""
     _is_late: bool
     """Whether there are any."""
     _there: Sequence[Any]
     """What was on the device before."""
-    _made: slabs.Event | None
+    _made: cuda.Event | None
     _is_received: bool = False
 
     @property
@@ -174,7 +174,7 @@ class Transfer:
         self._lock = RLock()
         # The marks of batches whose kernels may still run. The receiving thread appends without the
         # lock; only its holder takes from the left, so it removes the mark that it has waited for.
-        self._behind: deque[slabs.Event] = deque()
+        self._behind: deque[cuda.Event] = deque()
 
     @property
     def device(self) -> torch.device:
@@ -246,7 +246,7 @@ class Transfer:
         """The bytes of pinned memory that this would keep if it were not used."""
         return self._ring.num_bytes + self._memory.free_bytes
 
-    def _copy(self, load: _Load) -> tuple[dict[int, Any], list[Recordable], slabs.Event | None]:
+    def _copy(self, load: _Load) -> tuple[dict[int, Any], list[Recordable], cuda.Event | None]:
         """Return the copies by the ids of their originals, their memory, and the last event."""
         tensors, backend = load.plain, self._backend
         if not (tensors or load.ahead or load.late):
@@ -279,7 +279,7 @@ class Transfer:
                 slab.busy_until(event, [*pinned, *load.ahead])
         return moved, guarded, event
 
-    def _made(self, there: list[Any]) -> slabs.Event | None:
+    def _made(self, there: list[Any]) -> cuda.Event | None:
         """Return the event after which leaves that came on the device are made; None = none came.
 
         A worker has made them on the default stream, for which a trainer on another one has to
@@ -342,7 +342,7 @@ def _sorted(leaves: Iterable[Any], device: torch.device) -> _Load:
     return load
 
 
-def wait_while(is_wanted: Callable[[], bool], event: slabs.Event) -> None:
+def wait_while(is_wanted: Callable[[], bool], event: cuda.Event) -> None:
     """Wait for an event as long as somebody wants what follows it.
 
     CUDA's own wait cannot be ended from outside, and a step of the model may take seconds, for
