@@ -78,9 +78,6 @@ class Idle:
     def mark(self, stream: int) -> Idle:
         return self
 
-    def lend(self, owner: Any, region: Any, give_back: Any) -> None:
-        self.readers.lend(owner, region, give_back)
-
     def lock_pages(self, address: int, num_bytes: int) -> bool:
         return True
 

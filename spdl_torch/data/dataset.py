@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from ..engine.hooks import HookFactory
     from ..engine.stage_hooks import StatsQueue
     from ..engine.statistics import PipelineStats
-    from ..io._transfer.batch_memory import BatchMemory
     from ..io._transfer.kept import TransferKeeper
+    from ..io._transfer.region import BatchMemory
     from ..io._transfer.transfer import Transfer
     from ..loader.checkpoint.pipeline_state import PassProgress
     from ..observe.trace.profile import Profile

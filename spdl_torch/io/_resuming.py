@@ -17,8 +17,7 @@ from typing import Any, BinaryIO, TypeAlias, TypeVar, cast
 from spdl_torch.errors import SourceChangedError
 from spdl_torch.handlers import unless_of_handler
 
-from ._remote import file_system, info_of, is_url, kept_copy
-from ._retry import RetryPolicy, status_of
+from ._remote import RetryPolicy, file_system, info_of, is_url, kept_copy, status_of
 
 T = TypeVar("T")
 

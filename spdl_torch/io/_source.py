@@ -98,7 +98,7 @@ def memory_of(source: Any, kind: str) -> Memory:
     if isinstance(source, bytes):
         return source
     if not view.c_contiguous:
-        raise TypeError(f"an {kind} source must be contiguous memory, got a buffer with strides.")
+        raise TypeError(f"{kind}: a source must be contiguous memory, got a buffer with strides.")
     # numpy refuses to view empty memory. frombuffer, unlike ndarray(buffer=...), holds the export,
     # without which a bytearray could be resized under the arrays.
     return np.frombuffer(view, np.uint8) if view.nbytes else b""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..command_options import CommandError
 from ..errors import DecodeError
-from ..io._retry import is_transient
+from ..io._remote import is_transient
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from ..command_options import CommandError
 from ..data.sources._index import FILE_COLUMNS, index_path, load_index, scan_tar
 from ..errors import DecodeError
-from ..io._retry import is_transient
+from ..io._remote import is_transient
 from ..pipeline import PipelineBuilder
 from ..shown_text import counted
 from ..whole_files import whole_file

@@ -24,7 +24,7 @@ from spdl_torch.io import (
     load_image_batch,
     load_npy,
 )
-from spdl_torch.io._retry import is_transient
+from spdl_torch.io._remote import is_transient
 
 
 def pillow(content):

@@ -11,9 +11,8 @@ from fsspec.registry import known_implementations
 
 from spdl_torch.data.sources import Files
 from spdl_torch.io import Reader
-from spdl_torch.io._remote import glob_url, read_url
+from spdl_torch.io._remote import RetryPolicy, glob_url, is_transient, read_url
 from spdl_torch.io._resuming import open_resuming
-from spdl_torch.io._retry import RetryPolicy, is_transient
 
 
 class Flaky(fsspec.AbstractFileSystem):
@@ -39,7 +38,7 @@ def file_systems(monkeypatch):
     """That of this file, as new, and an empty memory://; no waits."""
     fsspec.register_implementation("flaky", Flaky, clobber=True)
     Flaky.errors, Flaky.attempts = [], 0
-    monkeypatch.setattr("spdl_torch.io._retry.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("spdl_torch.io._remote.time.sleep", lambda seconds: None)
     Flaky.clear_instance_cache()
     yield
     fsspec.filesystem("memory").rm("/", recursive=True)
@@ -102,7 +101,7 @@ def test_read_is_repeated_when_the_error_may_pass(monkeypatch):
         assert caught.value is last
         assert caught.value.__notes__ == ["reading 'flaky://a.bin' failed after 4 attempts"]
     # Nor once they have taken five minutes: what a file system repeats by itself takes long.
-    monkeypatch.setattr("spdl_torch.io._retry._MOST_SECONDS", -100)
+    monkeypatch.setattr("spdl_torch.io._remote._MOST_SECONDS", -100)
     Flaky.errors, Flaky.attempts = [OSError("slow")] * 3, 0
     with pytest.raises(OSError, match="slow") as caught:
         reader("flaky://a.bin")
@@ -140,7 +139,7 @@ def test_missing_local_file_is_an_os_error_at_once(tmp_path):
 def test_wait_doubles_up_to_its_bound(monkeypatch):
     """Between half and all of 0.1 * 2**(n-1) seconds, and never more than 5."""
     waits = []
-    monkeypatch.setattr("spdl_torch.io._retry.time.sleep", waits.append)
+    monkeypatch.setattr("spdl_torch.io._remote.time.sleep", waits.append)
     Flaky.errors = [OSError("now and then") for _ in range(9)]
     Reader()("flaky://a.bin")
     longest = [min(5, 0.1 * 2**number) for number in range(9)]

@@ -28,8 +28,8 @@ from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.data.sources import Files, Parquet, TarShards
 from spdl_torch.errors import DecodeError, SourceChangedError
 from spdl_torch.io import Reader, load_npy
+from spdl_torch.io._remote import RetryPolicy
 from spdl_torch.io._resuming import Opened, _Resuming, open_resuming
-from spdl_torch.io._retry import RetryPolicy
 from spdl_torch.observe import Cause, recording, report_of_file
 from spdl_torch.pipeline import PipelineBuilder
 
@@ -92,7 +92,7 @@ def bucket_of_module():
 @pytest.fixture(autouse=True)
 def no_waits(monkeypatch):
     """Between attempts."""
-    monkeypatch.setattr("spdl_torch.io._retry._BACKOFF_SECONDS", 0)
+    monkeypatch.setattr("spdl_torch.io._remote._BACKOFF_SECONDS", 0)
 
 
 @pytest.fixture
@@ -251,7 +251,7 @@ def errors_of_reading(url, options, *other_ways, **others):
 @pytest.mark.parametrize("fault", ["busy", "drop", "cut"])
 def test_store_is_named_when_it_always_fails(fault, place, tmp_path, monkeypatch):
     """With the number of attempts, also for a sample."""
-    monkeypatch.setattr("spdl_torch.io._retry.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("spdl_torch.io._remote.time.sleep", lambda seconds: None)
     (url,) = put_shards(place, 1, 9, tmp_path)
     indexed = TarShards(url, index=True, retries=1, storage_options=place.options)
     assert numbers_of([indexed[3]]) == [3]

@@ -6,11 +6,10 @@ import glob
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
-from spdl_torch.io._remote import glob_url, is_url
-from spdl_torch.io._retry import RETRIES
+from spdl_torch.io._remote import RETRIES, glob_url, is_url
 
 from ._base import ListSource, names_in
 from ._shard import KeptFile, ShardFiles, shard_files
@@ -53,15 +52,9 @@ class Files(ListSource[str]):
         if isinstance(suffixes, str):
             raise TypeError(f"Files: suffixes must be a collection of them, got {suffixes!r}.")
         ends = None if suffixes is None else tuple(suffix.lower() for suffix in suffixes)
-        found: set[str] = set()
-        for pattern in names_in(patterns):
-            names = find_files(pattern, recursive, storage_options)
-            if ends is not None:
-                names = [name for name in names if name.lower().endswith(ends)]
-            if not names:
-                raise nothing_found("Files", pattern, ends)
-            found.update(names)
-        files = sorted(found)
+        options = recursive, storage_options, ends
+        named = [find_files("Files", pattern, *options) for pattern in names_in(patterns)]
+        files = sorted({*chain.from_iterable(named)})
         if self._files.copies is not None:
             if local := [name for name in files if not is_url(name)]:
                 raise ValueError(
@@ -78,9 +71,26 @@ class Files(ListSource[str]):
 
 
 def find_files(
-    pattern: str, recursive: bool, storage_options: Mapping[str, Any] | None
+    who: str,
+    pattern: str,
+    recursive: bool,
+    storage_options: Mapping[str, Any] | None,
+    ends: tuple[str, ...] | None = None,
 ) -> list[str]:
-    """Return the files that a path, a folder, a glob or a URL names, if any."""
+    """Return the files that a path, a folder, a glob or a URL names, sorted.
+
+    ends: the endings of those to keep, in lower case. Raises: FileNotFoundError: there is none.
+    """
+    names = _named(pattern, recursive, storage_options)
+    if ends is not None:
+        names = [name for name in names if name.lower().endswith(ends)]
+    if not names:
+        ending = f" with an ending of {', '.join(ends)}" if ends is not None else ""
+        raise FileNotFoundError(f"{who}: no file{ending} matches {pattern!r}.")
+    return sorted(names)
+
+
+def _named(pattern: str, recursive: bool, storage_options: Mapping[str, Any] | None) -> list[str]:
     if is_url(pattern):
         names = glob_url(pattern, storage_options)
         if not names and not glob.has_magic(pattern):
@@ -127,9 +137,3 @@ def _folders(
 
 def _raise(error: OSError) -> None:
     raise error
-
-
-def nothing_found(who: str, pattern: str, ends: tuple[str, ...] | None = None) -> FileNotFoundError:
-    """Return the error for a pattern without files."""
-    ending = f" with an ending of {', '.join(ends)}" if ends is not None else ""
-    return FileNotFoundError(f"{who}: no file{ending} matches {pattern!r}.")

@@ -18,14 +18,13 @@ from spdl_torch.checks import check_whole
 from spdl_torch.errors import DecodeError
 from spdl_torch.handlers import unless_of_handler
 from spdl_torch.io._cache.folders import file_stamp
-from spdl_torch.io._remote import is_url
-from spdl_torch.io._retry import RETRIES
+from spdl_torch.io._remote import RETRIES, is_url
 from spdl_torch.scopes import scope
 from spdl_torch.shown_text import counted
 
 from ._arrow import KeptTables, Rows, columns_of, rows_of, shuffled, sized, without_views
 from ._base import checked_start, random_of, seed_of
-from ._files import find_files, nothing_found
+from ._files import find_files
 from ._index import pieces, read_each
 from ._shard import ShardFiles, ShardSource, changed, check_unchanged
 
@@ -159,12 +158,10 @@ class Parquet(ShardSource):
         is_named = not glob.has_magic(pattern) and pattern.lower().endswith(_ENDINGS)
         if is_named and (is_url(pattern) or os.path.isfile(pattern)):
             return [pattern]
-        names = find_files(pattern, False, self.storage_options)
+        names = find_files("Parquet", pattern, False, self.storage_options)
         if not glob.has_magic(pattern) and names != [pattern]:  # a folder's
-            names = [name for name in names if name.lower().endswith(_ENDINGS)]
-        if not names:
-            raise nothing_found("Parquet", pattern)
-        return sorted(names)
+            return find_files("Parquet", pattern, False, self.storage_options, _ENDINGS)
+        return names
 
     def _items(self, start: int) -> Iterator[dict[str, Any]]:
         """Yield the items from the ``start``-th row of this part on."""

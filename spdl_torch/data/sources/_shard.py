@@ -16,9 +16,8 @@ from typing import Any, BinaryIO, Self, cast
 from spdl_torch.checks import check_bytes, whole
 from spdl_torch.errors import DecodeError, SourceChangedError
 from spdl_torch.io._cache.folders import HAS_LOCKS, file_stamp, hash_of
-from spdl_torch.io._remote import is_url, read_url_range
+from spdl_torch.io._remote import RetryPolicy, is_url, read_url_range
 from spdl_torch.io._resuming import Version, open_resuming, version_of
-from spdl_torch.io._retry import RetryPolicy
 from spdl_torch.io._tar import MissingEndError, TarReader
 
 from ...engine.channel import Channel, ChannelClosed, EndOfChannel

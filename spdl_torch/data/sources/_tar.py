@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from spdl_torch.checks import check_whole
 from spdl_torch.errors import DecodeError
-from spdl_torch.io._remote import is_url
-from spdl_torch.io._retry import RETRIES
+from spdl_torch.io._remote import RETRIES, is_url
 from spdl_torch.io._tar import DEFAULT_MAX_BYTES
 from spdl_torch.shown_text import counted
 
 from ._base import checked_start, random_of
-from ._files import find_files, nothing_found
+from ._files import find_files
 from ._index import IndexedSamples, index_path, pieces
 from ._shard import ShardSource, numbered_samples
 
@@ -258,10 +257,7 @@ class TarShards(ShardSource):
             # "?" belongs to a glob, but in a web address it begins the query.
             magic = glob.has_magic(name.replace("?", "") if name.startswith("http") else name)
             if magic and (is_url(name) or not os.path.exists(name)):
-                names = sorted(find_files(name, False, self.storage_options))
-                if not names:
-                    raise nothing_found("TarShards", name)
-                found += names
+                found += find_files("TarShards", name, False, self.storage_options)
             else:
                 found.append(name)
         return found

@@ -21,7 +21,6 @@ from .readers import Readers
 from .region import Region, keepers, mapped
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import Tensor
 
     from .leaves import Recordable
@@ -64,8 +63,10 @@ class CudaBackend:
     def _lock_pages(self, address: int, num_bytes: int) -> bool:
         with torch.cuda.device(self.device), captures_unharmed():
             is_locked = int(_runtime().cudaHostRegister(address, num_bytes, 0)) == 0
-            if not is_locked:
-                forget_error()
+            if not is_locked and (library := cuda_library()) is not None:
+                # torch would find the error after the next kernel that this thread launches, and
+                # raise it for that.
+                library.cudaGetLastError()
             return is_locked
 
     def unlock_pages(self, address: int) -> None:
@@ -73,14 +74,6 @@ class CudaBackend:
         # The last view may die on the trainer's thread, even while it captures a graph itself.
         with torch.cuda.device(self.device), captures_unharmed():
             _runtime().cudaHostUnregister(address)
-
-    def lend(
-        self, owner: np.ndarray[Any, Any], region: Region, give_back: Callable[[], object]
-    ) -> None:
-        """Call ``give_back`` when nothing views ``owner``, and no copy from its locked memory is
-        under way.
-        """
-        self.readers.lend(owner, region, give_back)
 
     def pinned(self, num_bytes: int) -> Tensor:
         """Return at least that much page-locked host memory: uint8, one dimension."""
@@ -316,15 +309,6 @@ def new_stream() -> int | None:
         return None
     status = library.cudaStreamCreateWithFlags(ctypes.byref(stream), _NON_BLOCKING)
     return stream.value if status == _SUCCESS else None
-
-
-def forget_error() -> None:
-    """Forget the error of a call that was refused and can be done without. torch would find it
-    after the next kernel that this thread launches, and raise it for that.
-    """
-    library = cuda_library()
-    if library is not None:
-        library.cudaGetLastError()
 
 
 @cache

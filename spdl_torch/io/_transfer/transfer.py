@@ -20,9 +20,8 @@ from spdl_torch.errors import UnsupportedOptionError
 from ...checks import check_whole
 from ...locks import RLock
 from . import cuda, slabs
-from .batch_memory import BatchMemory
 from .leaves import Recordable, can_be_pinned, goes_ahead, is_plain, memory_of, move
-from .region import LimitedLocker
+from .region import BatchMemory, LimitedLocker
 from .tree import Leaf, Spots, leaves_of, map_spots, spots_of, spots_where
 
 T = TypeVar("T")

@@ -23,10 +23,9 @@ from spdl_torch.errors import DecodeError
 from spdl_torch.handlers import unless_of_handler
 
 from ...scopes import scope
-from .._remote import is_url
+from .._remote import RetryPolicy, is_url
 from .._resuming import open_resuming
-from .._retry import RetryPolicy
-from .._source import Source, read_source, source_name, stored
+from .._source import Source, memory_of, source_name, stored
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -110,10 +109,8 @@ class MediaFile:
         if isinstance(source, str):
             opened = open_resuming(source, RetryPolicy(), seekable=True)
             source = self._rewound(stack.enter_context(opened))
-        elif isinstance(source, bytes | bytearray | memoryview):
-            source = io.BytesIO(source)
-        elif isinstance(source, Tensor):
-            source = io.BytesIO(read_source(source).numpy().tobytes())
+        elif isinstance(source, bytes | bytearray | memoryview | Tensor):
+            source = io.BytesIO(memory_of(source, "video"))
         elif callable(getattr(source, "read", None)):
             source = self._rewound(source)
         else:

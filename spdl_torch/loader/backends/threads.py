@@ -27,7 +27,7 @@ from .workers import JOIN_SECONDS, MAX_EPOCHS_WAITING, Workers
 
 if TYPE_CHECKING:
     from ...engine.recorder import FlightRecorder
-    from ...io._transfer.batch_memory import BatchMemory
+    from ...io._transfer.region import BatchMemory
     from ...observe.verdict.placement import Placement
     from ..checkpoint.epoch import Given
     from ..checkpoint.user_state import WorkerState

@@ -29,8 +29,7 @@ from .jobs import Failed, Loaded
 if TYPE_CHECKING:
     from ...engine.channel import Channel
     from ...engine.counters import TaskCell
-    from ...io._transfer.batch_memory import BatchMemory
-    from ...io._transfer.region import LimitedLocker
+    from ...io._transfer.region import BatchMemory, LimitedLocker
     from ...io._transfer.transfer import Staged, Transfer
     from .jobs import Epoch, Result
 
