@@ -19,10 +19,7 @@ if TYPE_CHECKING:
         load_image as load_image,
         load_image_batch as load_image_batch,
     )
-    from ._options import (
-        DecodeConfig as DecodeConfig,
-        decode_config as decode_config,
-    )
+    from ._options import DecodeConfig as DecodeConfig, decode_config as decode_config
     from ._remote import Reader as Reader
     from ._source import Source as Source
     from ._storage import (

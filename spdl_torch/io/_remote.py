@@ -281,10 +281,7 @@ class Reader:
     """
 
     def __init__(
-        self,
-        *,
-        retries: int = RETRIES,
-        storage_options: Mapping[str, Any] | None = None,
+        self, *, retries: int = RETRIES, storage_options: Mapping[str, Any] | None = None
     ) -> None:
         self._policy = RetryPolicy(retries)
         self._options = dict(storage_options or {})

@@ -11,7 +11,6 @@ import io
 import os
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, BinaryIO, TypeAlias, TypeVar, cast
 
 from spdl_torch.errors import SourceChangedError
@@ -64,7 +63,7 @@ def open_resuming(
         as :func:`~spdl_torch.io._remote.file_system`, with a note that names the URL.
     """
     if not is_url(name):
-        local = _Resuming(partial(open_local, name), name, policy)
+        local = _Resuming(lambda *_: open_local(name), name, policy)
         return cast("BinaryIO", io.BufferedReader(local, _LOCAL_BUFFER_BYTES))
     if (copy := kept_copy(name)) is not None:
         return copy
@@ -77,7 +76,7 @@ def open_resuming(
             return (open_ranges if seekable else open_stream)(system, path, offset)
         # Of the network; the file systems of a chain are asynchronous only in parts.
         remote = system.async_impl and not system.asynchronous and "::" not in name
-        return open_blocks(system, path, offset, remote, storage_options)
+        return open_blocks(system, path, remote, storage_options)
 
     raw = _Resuming(open_at, name, policy, version)
     return cast("BinaryIO", io.BufferedReader(raw, _BUFFER_BYTES))
@@ -156,11 +155,18 @@ class _Resuming(io.RawIOBase):
     def _current(self) -> Opened:
         if self._opened is None:
             again, self._begun = self._begun, True
-            self._opened = self._open_at(self._position, again)
-            if self._num_read or self._is_bound:
-                self._check(self._opened.version)
-            else:
-                self.version = self._opened.version
+            opened = self._open_at(self._position, again)
+            try:
+                if self._num_read or self._is_bound:
+                    self._check(opened.version)
+                else:
+                    self.version = opened.version
+                if opened.is_at_start and self._position:
+                    _advance(opened.file, self._position)
+            except BaseException:
+                _close(opened)
+                raise
+            self._opened = opened
         return self._opened
 
     def _check(self, version: Version) -> None:
@@ -178,38 +184,42 @@ class _Resuming(io.RawIOBase):
     def _drop(self) -> None:
         opened, self._opened = self._opened, None
         if opened is not None:
-            try:
-                opened.file.close()
-            except unless_of_handler(Exception):
-                pass  # it failed already, and that error is the one to report
+            _close(opened)
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A file at the offset asked for, and what is known about its version."""
+    """A file, and what is known about its version."""
 
     file: Any
     version: Version
     seekable: bool = True
+    is_at_start: bool = True
+    """Whether it stands at its beginning, not at the offset asked for."""
 
 
-def open_local(name: str, offset: int, again: bool) -> Opened:
+def _close(opened: Opened) -> None:
+    try:
+        opened.file.close()
+    except unless_of_handler(Exception):
+        pass  # it failed already, and that error is the one to report
+
+
+def open_local(name: str) -> Opened:
     """Open a local file, even one that cannot seek, such as a named pipe."""
     file = open(name, "rb", buffering=0)  # noqa: SIM115 - closed by the reader of it
-    _advance(file, offset)
     there = os.fstat(file.fileno())
     version = {"size": f"{there.st_size}", "modification time (ns)": f"{there.st_mtime_ns}"}
     return Opened(file, version, file.seekable())
 
 
 def open_blocks(
-    system: Any, path: str, offset: int, remote: bool, storage_options: Mapping[str, Any] | None
+    system: Any, path: str, remote: bool, storage_options: Mapping[str, Any] | None
 ) -> Opened:
     """Open a file that asks for blocks as they are needed, as fsspec does for object stores."""
     sizes = {"block_size", "default_block_size", "blocksize"}.intersection(storage_options or {})
     options = {"block_size": _BLOCK_BYTES} if remote and not sizes else {}
     file = system.open(path, "rb", **options)
-    _advance(file, offset)
     details = getattr(file, "details", {}) if remote else {}
     return Opened(file, _version_in(details), file.seekable())
 
@@ -226,7 +236,6 @@ def open_ranges(system: Any, path: str, offset: int) -> Opened:
     elif "Last-Modified" in info:
         headers["If-Unmodified-Since"] = info["Last-Modified"]
     file = system.open(path, "rb", size=info["size"], headers=headers)
-    file.seek(offset)
     return Opened(file, _version_in(info))
 
 
@@ -236,17 +245,14 @@ def open_stream(system: Any, path: str, offset: int) -> Opened:
     if offset and "Content-Encoding" in answer.headers:  # offsets are those of what it decodes to
         answer.close()
         answer = _Answer(system, path, 0)
-    if answer.status == 206:
+    is_part = answer.status == 206
+    if is_part:
         length = answer.headers.get("Content-Range", "").rpartition("/")[2].replace("*", "")
     else:
         length = answer.headers.get("Content-Length", "")
-        try:
-            _skip(answer, offset)
-        except BaseException:
-            answer.close()
-            raise
     version = {name: answer.headers.get(name) for name in ("ETag", "Last-Modified")}
-    return Opened(answer, _version_in({**version, "size": length}), seekable=False)
+    known = _version_in({**version, "size": length})
+    return Opened(answer, known, seekable=False, is_at_start=not is_part)
 
 
 class _Answer:
@@ -303,14 +309,8 @@ def _version_in(known: Mapping[str, Any]) -> Version:
 
 def _advance(file: Any, offset: int) -> None:
     """Seek, or read up to the offset where that is refused."""
-    if offset == 0:
-        return
     try:
         file.seek(offset)
-    except (OSError, ValueError):
-        _skip(file, offset)
-
-
-def _skip(file: Any, left: int) -> None:
-    while left > 0 and (content := file.read(min(left, _SKIP_BYTES))):
-        left -= len(content)
+    except (AttributeError, OSError, ValueError):
+        while offset > 0 and (content := file.read(min(offset, _SKIP_BYTES))):
+            offset -= len(content)

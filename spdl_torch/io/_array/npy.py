@@ -110,10 +110,8 @@ def _read_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     read = np.lib.format.read_array_header_2_0
     if version == (1, 0):
         read = np.lib.format.read_array_header_1_0
-    elif version == (
-        3,
-        0,
-    ):  # numpy has no public function for it; escapes say the same in a literal
+    elif version == (3, 0):
+        # numpy has no public function for it; escapes say the same in a literal.
         text = header[12:].decode("utf-8").encode("ascii", "backslashreplace")
         header = header[:8] + len(text).to_bytes(4, "little") + text
     elif version != (2, 0):

@@ -60,10 +60,7 @@ _LARGEST_FOR_DEFLATE = 2**31 - 1
 
 
 def load_npz(
-    data: Source | Buffer,
-    *,
-    verify: bool = False,
-    max_uncompressed_bytes: int = 1 << 30,
+    data: Source | Buffer, *, verify: bool = False, max_uncompressed_bytes: int = 1 << 30
 ) -> NpzFile:
     """Open an archive that ``numpy.savez`` or ``numpy.savez_compressed`` wrote.
 

@@ -84,11 +84,6 @@ def hold(folder: str) -> Descriptor:
             return file
 
 
-def take(file: int) -> None:
-    """Lock a file as long as it is open. Raises: BlockingIOError: another process has locked it."""
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
 @scope
 def locked(file: int) -> Iterator[None]:
     """Exclude all others from a file. Each has to open it anew, threads too: a lock belongs to all
@@ -127,7 +122,7 @@ def remove_unused(folder: str) -> bool:
 def remove_if_alone(folder: str, file: int) -> bool:
     """Remove a folder that nobody holds but by this open file, and return whether it is gone."""
     try:
-        take(file)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except unless_of_handler(OSError):
         return False
     if is_at(os.path.join(folder, _ALIVE), file):

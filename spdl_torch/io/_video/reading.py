@@ -89,12 +89,7 @@ class Video:
     """
 
     def __init__(
-        self,
-        container: InputContainer,
-        stream: Any,
-        file: MediaFile,
-        *,
-        is_fast: bool = True,
+        self, container: InputContainer, stream: Any, file: MediaFile, *, is_fast: bool = True
     ) -> None:
         """Take a container that was just opened; ``is_fast=False`` closes the fast way."""
         # FFmpeg would invent display times where the container has none; they are wrong where two
