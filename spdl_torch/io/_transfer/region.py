@@ -102,7 +102,9 @@ class LimitedLocker:
         except IndexError:
             return False
         is_locked = self._locker.lock_pages(address, num_bytes)
-        self._is_refused = not is_locked
+        if not is_locked:
+            self._is_refused = True
+            self._permits.append(None)
         return is_locked
 
     def unlock_pages(self, address: int) -> None:
