@@ -32,6 +32,18 @@ def made(memory, sizes):
     return tensors
 
 
+def test_bound_holds_after_the_system_has_refused(backends):
+    """Also with the pieces that were lent then, when the next epoch asks the system again."""
+    memory = transfer.Transfer("cuda").batch_memory(3)
+    held = [made(memory, [SMALL_BYTES]) for _ in range(2)]
+    machine().is_refusing = True
+    held.append(made(memory, [SMALL_BYTES]))
+    machine().is_refusing = False
+    memory.grow(3)
+    held += [made(memory, [SMALL_BYTES]) for _ in range(3)]
+    assert [batch == [None] for batch in held] == [False, False, True, False, True, True]
+
+
 def frames(index):
     """A sample with two large tensors, an array and a number."""
     rng = np.random.default_rng(index)

@@ -159,16 +159,18 @@ def own_folder(path: str) -> str:
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
     there = os.lstat(path)
-    mode = stat.S_IMODE(there.st_mode)
+    mode, why = stat.S_IMODE(there.st_mode), ""
     if not stat.S_ISDIR(there.st_mode):
-        raise _unsafe(path, "it is a link or a file, not a folder", "Remove it")
-    if there.st_uid != os.geteuid():
-        raise _unsafe(path, "it belongs to another user", "Give a folder of your own")
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise _unsafe(
-            path,
-            f"it is open to others (mode {mode:04o})",
-            "Remove it, or give a folder on a file system that keeps permissions",
+        why, advice = "it is a link or a file, not a folder", "Remove it"
+    elif there.st_uid != os.geteuid():
+        why, advice = "it belongs to another user", "Give a folder of your own"
+    elif mode & (stat.S_IRWXG | stat.S_IRWXO):
+        why = f"it is open to others (mode {mode:04o})"
+        advice = "Remove it, or give a folder on a file system that keeps permissions"
+    if why:
+        raise UnsafePlaceError(
+            f"cache: {path} is refused: {why}, and what others write there could run code here. "
+            f"{advice}."
         )
     if mode != 0o700:  # the umask took more than others' bits
         os.chmod(path, 0o700)
@@ -191,10 +193,3 @@ def is_at(path: str, file: int) -> bool:
         return os.path.samestat(os.stat(path), os.fstat(file))
     except unless_of_handler(OSError):
         return False
-
-
-def _unsafe(path: str, why: str, advice: str) -> UnsafePlaceError:
-    return UnsafePlaceError(
-        f"cache: {path} is refused: {why}, and what others write there could run code here. "
-        f"{advice}."
-    )

@@ -178,7 +178,7 @@ class Store:
     def _turn_off(self, why: str | OSError) -> None:
         """Find and keep nothing from now on, in this process."""
         if not self._off:
-            self._off = why if isinstance(why, str) else _reason(why)
+            self._off = why if isinstance(why, str) else why.strerror or type(why).__name__
             _logger.warning("cache %s: not used: %s.", self.folder, self._off)
 
     def _content(self, record: Record | None) -> bytearray | None:
@@ -239,7 +239,3 @@ class _OfThread(threading.local):
 
 
 _of_thread = _OfThread()
-
-
-def _reason(error: OSError) -> str:
-    return error.strerror or type(error).__name__

@@ -141,10 +141,9 @@ class CudaBackend:
         # For each batch, on the thread that trains: torch's own looks its arguments over, and makes
         # an object, which takes 45 us where the caches are cold.
         known = torch._C._cuda_getCurrentStream(self.device.index)
-        stream = _streams.get(known)
-        if stream is None:
-            stream = _streams[known] = torch.cuda.current_stream(self.device)
-        return stream
+        if known not in _streams:
+            _streams[known] = torch.cuda.current_stream(self.device)
+        return _streams[known]
 
     def mark(self, stream: torch.cuda.Stream) -> Event | None:
         """Return an event after the work that a stream has; None while it captures a graph."""
