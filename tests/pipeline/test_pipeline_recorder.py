@@ -112,6 +112,24 @@ def test_every_item_can_be_followed(num_items, order, concurrency, group, fates)
     assert len(consumer) == -(-len(passed) // group)
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_turn_of_a_generator_shows_all_of_its_work_first(fails):
+    """Then its waits for room, in which it did nothing, also where it fails in the end."""
+
+    def thrice(item):
+        yield from range(3)
+        if fails:
+            raise Boom(item)
+
+    options = {"buffer_size": 1, "name": "thrice"}
+    pipeline = pipeline_of([0], thrice, sink=1, build={"max_failures": 1}, **options)
+    with pipeline.auto_stop():
+        until(lambda: pipeline.snapshot().stages[0].wait_out_ns > 50_000_000)
+        assert list(pipeline) == [0, 1, 2]
+    (turn,) = turns_of(pipeline.timeline(), "thrice")
+    assert turn.ended_ns - turn.started_ns < 40_000_000 < turn.done_ns - turn.ended_ns
+
+
 @pytest.mark.usefixtures("item_level")
 @pytest.mark.parametrize("op", [same, twice, asame])
 def test_turns_of_a_thread_follow_on_each_other(op):
