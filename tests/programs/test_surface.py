@@ -151,7 +151,7 @@ def test_statistics_file_has_the_tables_and_columns_of_the_list(recorded):
 def test_events_of_a_recording_are_those_of_the_list(recorded, tmp_path, monkeypatch):
     """By name and key of their details, with those of a loader that is tuned."""
     monkeypatch.setattr("spdl_torch.autotune.tuning.Tuner", RandomTuner)
-    workers = auto(2, window_seconds=1e-6, max_threads=6)  # as many as it tries
+    workers = auto(2, window_seconds=1e-6, max_threads=4)
     tuned = spdl_torch.DataLoader(range(64), isolation="thread", num_workers=workers)
     with recording(tuned, tmp_path / "tuned.db"):
         assert len(list(tuned)) == 64
