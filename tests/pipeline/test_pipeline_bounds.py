@@ -20,6 +20,7 @@ from _gates import (
 )
 from _inside import run_of
 
+from spdl_torch.engine.counters import ThreadCount
 from spdl_torch.pipeline import PipelineBuilder
 
 ORDERS = ["completion", "input"]
@@ -263,3 +264,25 @@ def test_room_grows_with_the_threads_but_not_where_the_user_gave_it():
     hands.run.set_concurrency("b", 8)
     assert [queue.capacity for queue in hands.run.queues[:-1]] == [2, 16, 5 + 3]
     pipeline.stop()
+
+
+def test_shares_are_of_the_time_that_threads_were_there(monkeypatch):
+    """2 threads for 10 s, then 6 for 5 s: 50 thread-seconds, of the last 5 s 30."""
+    now = 0
+    monkeypatch.setattr("spdl_torch.engine.counters.perf_counter_ns", lambda: now)
+    count = ThreadCount(2)
+    now = 10
+    assert count.thread_ns(10) == 20
+
+    class Changes(list):
+        def append(self, change):
+            super().append(change)
+            assert count.thread_ns(10) == 20, "another thread may ask before the count is set"
+
+    count._changes = Changes()
+    count.change(6)
+    now = 15
+    assert (count.thread_ns(15), count.thread_ns(5), count.thread_ns(6)) == (50, 30, 32)
+    count.watch.stop()
+    now = 1000
+    assert count.thread_ns(15) == 50
