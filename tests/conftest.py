@@ -13,15 +13,17 @@ from concurrent.futures import ThreadPoolExecutor
 # which they wait: a short training took 9 s of CPU time in place of 1.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-import _early_names  # noqa: F401 - before any file of tests can start a loader
-import _spawned
 import fsspec
 import pytest
-from _at_call import TooLate
-from _gates import quiet_log, spdl_threads
-from _loader_helpers import assert_threads_end
-from _memory import make_cheap_to_fork
 from hypothesis import HealthCheck, settings
+from support import (
+    early_names,  # noqa: F401 - before any file of tests can start a loader
+    spawned,
+)
+from support.at_call import TooLate
+from support.gates import quiet_log, spdl_threads
+from support.loaders import assert_threads_end
+from support.memory import make_cheap_to_fork
 
 from spdl_torch.loader.rng.patches import of_thread
 
@@ -41,11 +43,11 @@ settings.load_profile("same")
 # A fork server's child imports what it needs: torch, in seconds, for each of hundreds of workers.
 # The server has it: it is forked from the process that other programs are forked from. What a child
 # owns is the same.
-_spawned.fork_the_fork_servers()
+spawned.fork_the_fork_servers()
 multiprocessing.set_forkserver_preload(
     [
         *("spdl_torch.loader.backends.processes.child", "torchvision", "pytest", "hypothesis"),
-        "tests.helpers._served",
+        "tests.support.served",
     ]
 )
 
@@ -209,9 +211,9 @@ def pytest_sessionstart():
 
 
 def pytest_configure(config):
-    """Files in the order of ``_order.py``; and what a machine of few cores, or Python from 3.12 on
+    """Files in the order of ``order.py``; and what a machine of few cores, or Python from 3.12 on
     at each fork beside threads, warns of."""
-    config.pluginmanager.import_plugin("_order")
+    config.pluginmanager.import_plugin("support.order")
     for ignored in (
         "This DataLoader will create:UserWarning",
         ".*multi-threaded:DeprecationWarning",

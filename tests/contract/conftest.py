@@ -11,6 +11,6 @@
 - ``test_datasets_of_others``: idioms of repositories, and other libraries.
 """
 
-from _lazy_device import backends
+from support.lazy_device import backends
 
 __all__ = ["backends"]

@@ -8,12 +8,12 @@ import warnings
 
 import pytest
 import torch
-from _covering import by_pairs
-from _datasets import MapData, StreamData
-from _fuzz import QUICK
-from _gates import named
-from _loader_helpers import DataLoader, epoch_of, torch_loader
 from hypothesis import given, settings, strategies as st
+from support.covering import by_pairs
+from support.datasets import MapData, StreamData
+from support.fuzz import QUICK
+from support.gates import named
+from support.loaders import DataLoader, epoch_of, torch_loader
 from torch.utils.data import Dataset, SequentialSampler
 from torch.utils.data.datapipes.iter import IterableWrapper
 

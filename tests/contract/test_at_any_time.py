@@ -9,12 +9,12 @@ import threading
 from contextlib import contextmanager, suppress
 
 import pytest
-from _at_call import AtCall
-from _covering import by_pairs
-from _datasets import IndexStream, Indices, Made, share_of_worker
-from _gates import in_thread, result_of, until
-from _inside import is_asked
-from _seats import FORKED, NONE, THREADS, in_every_seat, in_seats
+from support.at_call import AtCall
+from support.covering import by_pairs
+from support.datasets import IndexStream, Indices, Made, share_of_worker
+from support.gates import in_thread, result_of, until
+from support.inside import is_asked
+from support.seats import FORKED, NONE, THREADS, in_every_seat, in_seats
 from torch.utils.data import IterableDataset
 
 from spdl_torch.pipeline import PipelineStopped

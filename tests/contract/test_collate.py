@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from _datasets import Divided, Made
-from _loader_helpers import epoch_of, torch_loader
-from _seats import FORKED, NONE, THREADS, in_every_seat, in_seats
+from support.datasets import Divided, Made
+from support.loaders import epoch_of, torch_loader
+from support.seats import FORKED, NONE, THREADS, in_every_seat, in_seats
 from torch.utils.data import Dataset
 from torch.utils.data._utils.collate import default_collate_fn_map
 

@@ -13,10 +13,10 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
-from _idioms import IDIOMS, SIMPLE, Idiom, samples_of
-from _inside import placement_of
-from _loader_helpers import library, torch_loader
 from PIL import Image
+from support.idioms import IDIOMS, SIMPLE, Idiom, samples_of
+from support.inside import placement_of
+from support.loaders import library, torch_loader
 from torch.utils.data import ConcatDataset
 
 from spdl_torch import DataLoader

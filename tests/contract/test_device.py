@@ -7,9 +7,10 @@ from functools import partial
 
 import pytest
 import torch
-from _datasets import BulkData, GatedData, MapData, StreamData
-from _gates import Boom, is_gone, spdl_threads, until
-from _lazy_device import (
+from hypothesis import HealthCheck, given, settings, strategies as st
+from support.datasets import BulkData, GatedData, MapData, StreamData
+from support.gates import Boom, is_gone, spdl_threads, until
+from support.lazy_device import (
     PATIENCE_SECONDS,
     LazyBackend,
     LazyDevice,
@@ -18,8 +19,7 @@ from _lazy_device import (
     put_to_rest,
     take_until_far_behind,
 )
-from _loader_helpers import ThreadLoader as DataLoader, assert_threads_end, epoch_of, loader_threads
-from hypothesis import HealthCheck, given, settings, strategies as st
+from support.loaders import ThreadLoader as DataLoader, assert_threads_end, epoch_of, loader_threads
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spdl_torch import PipelineDataset, PipelineFailure, UnsupportedOptionError

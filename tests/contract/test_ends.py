@@ -9,14 +9,14 @@ from contextlib import suppress
 from itertools import product
 from multiprocessing.context import SpawnContext
 
-import _warm
 import pytest
-from _at_call import AtCall
-from _datasets import BulkData, GatedData, Indices, MapData, StreamData
-from _folders import HELPERS
-from _gates import is_gone, is_running, shared_memory_of, until
-from _inside import placement_of, state_of
-from _loader_helpers import (
+from support import warm
+from support.at_call import AtCall
+from support.datasets import BulkData, GatedData, Indices, MapData, StreamData
+from support.folders import TESTS
+from support.gates import is_gone, is_running, shared_memory_of, until
+from support.inside import placement_of, state_of
+from support.loaders import (
     PATIENCE_SECONDS,
     DataLoader,
     ThreadLoader as OnThreads,
@@ -108,7 +108,7 @@ def test_what_lives_until_the_interpreter_is_taken_down_ends_without_a_word(tmp_
             next(each)
     """
     words = ["-W", "ignore", "-c", textwrap.dedent(program)]
-    done = _warm.run(words, timeout=60, ends_whole=True)
+    done = warm.run(words, timeout=60, ends_whole=True)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -216,12 +216,12 @@ PROGRAM = """
     import multiprocessing, os, signal, sys, threading
     sys.path.insert(0, {tests!r})
     import torch
-    import _lazy_device
+    from support import lazy_device
     from spdl_torch import DataLoader
 
     how, copied = {how!r}, []
 
-    class Backend(_lazy_device.LazyBackend):
+    class Backend(lazy_device.LazyBackend):
         def copy(self, target, source):
             copied.append(source)
             if len(copied) > 40 and how == "transfer":
@@ -235,7 +235,7 @@ PROGRAM = """
             threading.Event().wait()
         return torch.tensor(samples)
 
-    _lazy_device.install(_lazy_device.LazyDevice(is_prompt=True), backend=Backend)
+    lazy_device.install(lazy_device.LazyDevice(is_prompt=True), backend=Backend)
     multiprocessing.set_start_method("fork")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -265,9 +265,9 @@ ENDS = {
 def test_program_ends_as_its_user_has_it(how, device):
     """The exit code and the one traceback are the user's, no process is left and nothing in shared
     memory. A sample that waits for ever keeps no worker alive."""
-    program = textwrap.dedent(PROGRAM).format(tests=str(HELPERS), how=how, device=device)
+    program = textwrap.dedent(PROGRAM).format(tests=str(TESTS), how=how, device=device)
     words = ["-W", "ignore", "-c", program]
-    child = _warm.run(words, timeout=3 * PATIENCE_SECONDS, ends_whole=True)
+    child = warm.run(words, timeout=3 * PATIENCE_SECONDS, ends_whole=True)
     code, told = ENDS[how, device]
     assert child.returncode == code, child.stderr
     assert child.stderr.count("Traceback") == (1 if code == 1 or how == "SIGINT" else 0)

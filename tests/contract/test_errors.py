@@ -9,12 +9,12 @@ import multiprocessing
 import random
 import threading
 
-import _warm
 import pytest
 import torch
-from _datasets import Made
-from _gates import until
-from _hooks import (
+from support import warm
+from support.datasets import Made
+from support.gates import until
+from support.hooks import (
     KINDS,
     Failing,
     FailingBatches,
@@ -27,8 +27,8 @@ from _hooks import (
     Plain,
     error_of,
 )
-from _loader_helpers import assert_threads_end, batches_of, loader_threads
-from _seats import FORKED, NONE, SERVED, THREADS, in_every_seat, in_seats, with_workers
+from support.loaders import assert_threads_end, batches_of, loader_threads
+from support.seats import FORKED, NONE, SERVED, THREADS, in_every_seat, in_seats, with_workers
 
 from spdl_torch.pipeline import PipelineStopped
 
@@ -550,5 +550,5 @@ def test_error_class_of_the_script_is_itself_from_a_spawned_worker(tmp_path):
     """There the script is called ``__mp_main__``."""
     script = tmp_path / "script.py"
     script.write_text(OF_A_SCRIPT)
-    done = _warm.run(["-W", "ignore", script], forks=True)
+    done = warm.run(["-W", "ignore", script], forks=True)
     assert done.stdout == "True 3\n", done.stderr

@@ -10,11 +10,11 @@ from functools import partial
 
 import pytest
 import torch
-from _datasets import Made, MapData, Sized, StreamData
-from _inside import state_of
-from _loader_helpers import DataLoader, epoch_of
-from _seats import FORKED, NONE, ONE, THREADS, in_seats
 from hypothesis import given, settings, strategies as st
+from support.datasets import Made, MapData, Sized, StreamData
+from support.inside import state_of
+from support.loaders import DataLoader, epoch_of
+from support.seats import FORKED, NONE, ONE, THREADS, in_seats
 from torch.utils.data import DistributedSampler, IterableDataset, Subset
 
 from spdl_torch.errors import PipelineFailure

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 import torch
-from _datasets import BulkData, Made, MapData, StreamData
-from _fuzz import QUICK
-from _inside import state_of
-from _loader_helpers import (
+from hypothesis import given, settings, strategies as st
+from support.datasets import BulkData, Made, MapData, StreamData
+from support.fuzz import QUICK
+from support.inside import state_of
+from support.loaders import (
     PATIENCE_SECONDS,
     DataLoader,
     ModelLoader,
@@ -26,7 +27,6 @@ from _loader_helpers import (
     epoch_of,
     frozen,
 )
-from hypothesis import given, settings, strategies as st
 from torch.utils.data import (
     ChainDataset,
     ConcatDataset,

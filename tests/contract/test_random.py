@@ -6,17 +6,23 @@ import functools
 import json
 import random
 
-import _warm
-import _ways_of_draws
 import numpy as np
 import pytest
 import torch
-from _covering import by_pairs
-from _datasets import Divided, Made, Sized
-from _first_draws import Draws, InBatches, Stream, collate, digest_of, states_of_program as states
-from _folders import HELPERS
-from _loader_helpers import DataLoader
-from _seats import FORKED, NONE, THREADS, in_every_seat, in_seats
+from support import warm, ways_of_draws
+from support.covering import by_pairs
+from support.datasets import Divided, Made, Sized
+from support.first_draws import (
+    Draws,
+    InBatches,
+    Stream,
+    collate,
+    digest_of,
+    states_of_program as states,
+)
+from support.folders import TESTS
+from support.loaders import DataLoader
+from support.seats import FORKED, NONE, THREADS, in_every_seat, in_seats
 from torch.utils.data import DistributedSampler
 
 from spdl_torch.loader.rng.patches import install
@@ -35,7 +41,7 @@ def _loaders_have_run():
 @pytest.fixture(params=["key", "unseen, then key"])
 def led_by(request, monkeypatch):
     """Draws are led by the dispatch key, or not seen at first."""
-    _ways_of_draws.take(request.param, monkeypatch)
+    ways_of_draws.take(request.param, monkeypatch)
     return request.param
 
 
@@ -151,7 +157,7 @@ def test_a_generator_that_is_seeded_again_repeats_its_numbers_in_a_new_loader(se
 def test_the_first_loader_of_a_program_draws_what_later_ones_draw():
     """Forked workers and the main thread begin before anybody sees what torch's operators draw;
     threads see it from the beginning."""
-    done = _warm.run(["-W", "ignore", HELPERS / "_first_draws.py"], timeout=HANG_SECONDS)
+    done = warm.run(["-W", "ignore", "-m", "support.first_draws"], cwd=TESTS, timeout=HANG_SECONDS)
     assert done.returncode == 0, done.stderr[-5000:]
     for kind, by_seat in json.loads(done.stdout).items():
         if kind in ("stream", "by worker", "worker_init_fn"):

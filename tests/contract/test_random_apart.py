@@ -7,14 +7,14 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 from random import seed as seed_imported_early
 
-import _ways_of_draws
 import numpy as np
 import pytest
 import torch
-from _datasets import Made
-from _first_draws import states_of_program as states
-from _loader_helpers import assert_threads_end, run_script
-from _seats import FORKED, NONE, ONE, THREADS, in_seats
+from support import ways_of_draws
+from support.datasets import Made
+from support.first_draws import states_of_program as states
+from support.loaders import assert_threads_end, run_script
+from support.seats import FORKED, NONE, ONE, THREADS, in_seats
 from torch.utils.data import IterableDataset
 
 from spdl_torch import DataLoader
@@ -26,7 +26,7 @@ near = in_seats(NONE, THREADS, FORKED)
 @pytest.fixture(params=["key", "unseen, then key"])
 def led_by(request, monkeypatch):
     """Draws are led by the dispatch key, or not seen at first."""
-    _ways_of_draws.take(request.param, monkeypatch)
+    ways_of_draws.take(request.param, monkeypatch)
 
 
 @pytest.mark.usefixtures("led_by")

@@ -7,7 +7,8 @@ from itertools import islice
 
 import pytest
 import torch
-from _datasets import (
+from hypothesis import given, settings, strategies as st
+from support.datasets import (
     Deck,
     Drawn,
     DrawnStream,
@@ -19,7 +20,7 @@ from _datasets import (
     StatefulStream,
     StreamData,
 )
-from _loader_helpers import (
+from support.loaders import (
     DataLoader,
     batches_of,
     epoch_of as events_of,
@@ -27,8 +28,7 @@ from _loader_helpers import (
     resumed,
     stored,
 )
-from _seats import FORKED, NONE, ONE, THREADS, in_seats
-from hypothesis import given, settings, strategies as st
+from support.seats import FORKED, NONE, ONE, THREADS, in_seats
 
 from spdl_torch.testing import assert_resume_exact
 

@@ -11,7 +11,7 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
-from _datasets import (
+from support.datasets import (
     Asked,
     Divided,
     Drawn,
@@ -20,8 +20,8 @@ from _datasets import (
     LiveIterators,
     Shuffled,
 )
-from _loader_helpers import DataLoader, batches_of, resumed, stored
-from _seats import FORKED, NONE, THREADS, in_seats
+from support.loaders import DataLoader, batches_of, resumed, stored
+from support.seats import FORKED, NONE, THREADS, in_seats
 from torch.utils.data import DistributedSampler, Sampler
 
 from spdl_torch import PipelineDataset

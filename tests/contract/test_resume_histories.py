@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from _datasets import (
+from hypothesis import given, settings, strategies as st
+from support.datasets import (
     BulkDrawn,
     Deck,
     Drawn,
@@ -29,10 +30,9 @@ from _datasets import (
     StatefulStream,
     WalkWithState,
 )
-from _fuzz import QUICK
-from _inside import children_of
-from _seats import FORKED, NONE, ONE, SERVED, SPAWNED, THREADS, Seat
-from hypothesis import given, settings, strategies as st
+from support.fuzz import QUICK
+from support.inside import children_of
+from support.seats import FORKED, NONE, ONE, SERVED, SPAWNED, THREADS, Seat
 from torch.utils.data import BatchSampler, RandomSampler, WeightedRandomSampler
 
 from spdl_torch import DataLoader, PipelineDataset

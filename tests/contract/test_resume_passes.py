@@ -8,10 +8,10 @@ from itertools import islice
 
 import pytest
 import torch
-from _covering import by_pairs
-from _loader_helpers import batches_of, library
-from _seats import FORKED, NONE, THREADS
 from hypothesis import given, settings, strategies as st
+from support.covering import by_pairs
+from support.loaders import batches_of, library
+from support.seats import FORKED, NONE, THREADS
 from torch.utils.data import ChainDataset, IterableDataset, get_worker_info
 
 from spdl_torch import DataLoader, PipelineDataset

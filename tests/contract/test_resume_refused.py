@@ -8,10 +8,10 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from _covering import by_pairs
-from _datasets import Drawn, Live, Walk
-from _loader_helpers import batches_of, resumed, stored
-from _seats import FORKED, NONE, THREADS, in_seats
+from support.covering import by_pairs
+from support.datasets import Drawn, Live, Walk
+from support.loaders import batches_of, resumed, stored
+from support.seats import FORKED, NONE, THREADS, in_seats
 from torch.utils.data import Dataset, DistributedSampler, Sampler
 
 from spdl_torch import DataLoader, PipelineDataset

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from _datasets import Made
-from _loader_helpers import DataLoader, epoch_of, frozen, torch_loader
 from hypothesis import given, settings, strategies as st
+from support.datasets import Made
+from support.loaders import DataLoader, epoch_of, frozen, torch_loader
 from torch.utils.data import Dataset, Subset, TensorDataset
 from torch.utils.data._utils.collate import default_collate_fn_map
 

@@ -13,10 +13,10 @@ from collections import Counter
 
 import pytest
 import torch
-from _datasets import KINDS, MAP_STYLE, Drawing, Drawn, DrawnStream, Indices, Made
-from _gates import PATIENCE_SECONDS, in_thread, result_of, until
-from _loader_helpers import assert_threads_end, batches_of, loader_threads
-from _seats import (
+from support.datasets import KINDS, MAP_STYLE, Drawing, Drawn, DrawnStream, Indices, Made
+from support.gates import PATIENCE_SECONDS, in_thread, result_of, until
+from support.loaders import assert_threads_end, batches_of, loader_threads
+from support.seats import (
     FORKED,
     NONE,
     SERVED,

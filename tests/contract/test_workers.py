@@ -9,9 +9,9 @@ from itertools import islice
 
 import pytest
 import torch
-from _datasets import BulkData, GatedData, Indices, Made, MapData
-from _inside import forget_iterator
-from _loader_helpers import (
+from support.datasets import BulkData, GatedData, Indices, Made, MapData
+from support.inside import forget_iterator
+from support.loaders import (
     PATIENCE_SECONDS,
     DataLoader,
     ModelLoader,

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 import torchvision
-from _datasets import Divided, Made
-from _readings import reading, stage
 from PIL import Image
+from support.datasets import Divided, Made
+from support.readings import reading, stage
 from torch.utils.data import Dataset
 from torchvision import transforms
 

@@ -16,18 +16,18 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import _warm
 import numpy as np
 import pytest
 import torch
 import torchvision.transforms.v2 as transforms
-from _datasets import Made as MadeBy
-from _forks import fork, found_in_fork, found_in_forks
-from _gates import PATIENCE_SECONDS
-from _inside import kept_by, placement_of
-from _readings import shown
-from _tars import keys, shard_of, write_shard
 from PIL import Image
+from support import warm
+from support.datasets import Made as MadeBy
+from support.forks import fork, found_in_fork, found_in_forks
+from support.gates import PATIENCE_SECONDS
+from support.inside import kept_by, placement_of
+from support.readings import shown
+from support.tars import keys, shard_of, write_shard
 from torch.utils.data import Subset
 
 import spdl_torch
@@ -549,7 +549,7 @@ def test_memory_is_free_when_the_last_process_has_ended(ends):
     name = f"test-{os.getpid()}-{ends}"
     shared = memory.memory_folder(f"{name}-shared")
     for each in (name, f"{name}-shared"):
-        with _warm.start(["-c", HOLDS_MEMORY, each, ends]) as program:
+        with warm.start(["-c", HOLDS_MEMORY, each, ends]) as program:
             folder = program.stdout.readline().strip()
             if not ends:
                 program.kill()

@@ -10,8 +10,8 @@ import stat
 from pathlib import Path
 
 import pytest
-from _datasets import Made
-from _inside import kept_by
+from support.datasets import Made
+from support.inside import kept_by
 
 from spdl_torch.data import cached
 from spdl_torch.io._cache import memory

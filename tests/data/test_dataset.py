@@ -9,8 +9,8 @@ import pickle
 import pytest
 import torch
 import torch.utils.data as torch_data
-from _gates import join_spdl_threads, no_leak, spdl_threads, until
 from hypothesis import given, settings, strategies as st
+from support.gates import join_spdl_threads, no_leak, spdl_threads, until
 
 import spdl_torch
 from spdl_torch import PipelineDataset, PipelineFailure, UnsupportedOptionError

@@ -5,9 +5,9 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from _jpegs import CODECS, decoding_by
-from _kernels import WAYS, running
 from PIL import Image, ImageOps
+from support.jpegs import CODECS, decoding_by
+from support.kernels import WAYS, running
 from torch import nn
 from torch.utils.data import Subset, default_collate
 from torchvision import datasets, transforms as v1

@@ -10,9 +10,9 @@ from functools import partial
 
 import numpy as np
 import pytest
-from _datasets import Indices, Made
-from _readings import shown
 from hypothesis import given, settings, strategies as st
+from support.datasets import Indices, Made
+from support.readings import shown
 
 import spdl_torch
 from spdl_torch.data import MixedSource, mix

@@ -7,8 +7,8 @@ import pickle
 
 import pytest
 import torch.utils.data as torch_data
-from _covering import by_pairs
-from _seats import FORKED, NONE, THREADS
+from support.covering import by_pairs
+from support.seats import FORKED, NONE, THREADS
 
 import spdl_torch
 from spdl_torch.data import MixedSource, mix

@@ -10,8 +10,8 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from _readings import shown
 from hypothesis import given, settings, strategies as st
+from support.readings import shown
 from torch.utils.data import IterableDataset
 
 import spdl_torch

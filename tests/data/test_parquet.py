@@ -12,9 +12,9 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
-from _inside import placement_of
 from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, strategies as st
+from support.inside import placement_of
 from torch.utils.data import DataLoader as TorchLoader, default_collate
 
 from spdl_torch import DataLoader, PipelineDataset

@@ -6,10 +6,10 @@ import logging
 from contextlib import suppress
 
 import pytest
-from _at_call import AtCall
-from _covering import by_pairs
-from _datasets import ShuffledSource
-from _gates import Boom
+from support.at_call import AtCall
+from support.covering import by_pairs
+from support.datasets import ShuffledSource
+from support.gates import Boom
 
 import spdl_torch
 from spdl_torch import PipelineDataset

@@ -9,9 +9,9 @@ from itertools import chain, islice, product
 
 import pytest
 import torch
-from _datasets import Made
-from _tars import SIZES, write_shards
 from hypothesis import given, settings, strategies as st
+from support.datasets import Made
+from support.tars import SIZES, write_shards
 
 from spdl_torch.data.sources import Files, ListSource, Parquet, TarShards, as_source
 from spdl_torch.errors import UnsupportedOptionError

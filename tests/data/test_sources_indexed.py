@@ -7,8 +7,8 @@ import re
 import tarfile
 
 import pytest
-from _tars import FORMATS, SIZES, keys, shard_of, tar_of, write_shard, write_shards
 from hypothesis import example, given, settings, strategies as st
+from support.tars import FORMATS, SIZES, keys, shard_of, tar_of, write_shard, write_shards
 from test_sources_tar import contents, names
 
 from spdl_torch.autotune import PerfParams

@@ -11,8 +11,8 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from _tars import FORMATS, Pipe, keys, shard_of, tar_of
 from hypothesis import example, given, strategies as st
+from support.tars import FORMATS, Pipe, keys, shard_of, tar_of
 
 from spdl_torch.data.sources import TarShards
 from spdl_torch.errors import DecodeError

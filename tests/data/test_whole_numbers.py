@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from _datasets import Indices
-from _tars import write_shards
+from support.datasets import Indices
+from support.tars import write_shards
 
 from spdl_torch import DataLoader
 from spdl_torch.data import bucket, mix, pack

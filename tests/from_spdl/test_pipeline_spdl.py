@@ -8,14 +8,14 @@ from fractions import Fraction
 from typing import get_type_hints
 
 import pytest
-from _gates import (
+from support.gates import (
     Boom,
     asame,
     no_leak,
     pipeline_of,
     same,
 )
-from _inside import run_of
+from support.inside import run_of
 
 import spdl_torch.pipeline
 from spdl_torch.errors import PipelineFailure

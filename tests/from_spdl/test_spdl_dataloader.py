@@ -5,8 +5,8 @@ import itertools
 import threading
 
 import pytest
-from _gates import Boom, until
 from hypothesis import given, strategies as st
+from support.gates import Boom, until
 
 from spdl_torch import PipelineFailure
 from spdl_torch.spdl.dataloader import CacheDataLoader, DataLoader

@@ -3,13 +3,13 @@
 import io
 import shutil
 
-import _spdl_calls
 import numpy as np
 import pytest
 import torch
-from _spdl_calls import IMAGE, VIDEO
-from _videos import KINDS, REAL, write_video
 from PIL import Image
+from support import spdl_calls
+from support.spdl_calls import IMAGE, VIDEO
+from support.videos import KINDS, REAL, write_video
 
 import spdl_torch.spdl.io
 from spdl_torch.errors import DecodeError, UnsupportedOptionError
@@ -54,12 +54,12 @@ def files(tmp_path_factory):
 def theirs(files, tmp_path_factory):
     """What SPDL makes of them."""
     pytest.importorskip("spdl.io")
-    return _spdl_calls.results_of_spdl(files, tmp_path_factory.mktemp("spdl") / "out.npz")
+    return spdl_calls.results_of_spdl(files, tmp_path_factory.mktemp("spdl") / "out.npz")
 
 
 def test_results_are_spdl_s_to_the_bit(files, theirs):
     """For every call and every file: videos, images, and the attributes of their objects."""
-    ours = _spdl_calls.results(spdl_torch.spdl.io, files)
+    ours = spdl_calls.results(spdl_torch.spdl.io, files)
     assert ours.keys() == theirs.keys()
     assert len(ours) > len(MADE) * len(VIDEO) + len(IMAGE)
     for name, expected in theirs.items():

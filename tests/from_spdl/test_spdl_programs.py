@@ -8,13 +8,13 @@ import re
 import subprocess
 import sys
 
-import _warm
 import numpy as np
 import pytest
 import torch
-from _folders import ROOT
-from _videos import KINDS, write_video
 from PIL import Image
+from support import warm
+from support.folders import ROOT
+from support.videos import KINDS, write_video
 
 from spdl_torch.observe import plot_stats, query_event_stats
 
@@ -69,7 +69,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def run(*arguments, cwd):
     """What a program printed; both streams."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = _warm.run(["-c", GENTLE_POOL, *arguments], cwd=cwd, env=environment, timeout=SECONDS)
+    done = warm.run(["-c", GENTLE_POOL, *arguments], cwd=cwd, env=environment, timeout=SECONDS)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout, done.stderr
 

@@ -7,17 +7,17 @@ kept, among pytest's temporary files.
 import json
 import random
 
-import _warm
 import pytest
-from _byte_fuzzer import HANG_SECONDS
-from _folders import HELPERS
+from support import warm
+from support.byte_fuzzer import HANG_SECONDS
+from support.folders import TESTS
 
 
 def run(folder, first, count, seconds=0.0):
     """What the program has done, of which it complains about nothing."""
-    words = [HELPERS / "_byte_fuzzer.py", folder, first, count, seconds]
+    words = ["-m", "support.byte_fuzzer", folder, first, count, seconds]
     with (folder / "stderr").open("w") as stderr:
-        done = _warm.run(words, stderr=stderr, timeout=seconds + 4 * HANG_SECONDS)
+        done = warm.run(words, stderr=stderr, cwd=TESTS, timeout=seconds + 4 * HANG_SECONDS)
     if done.returncode != 0:
         name, last_words = (folder / "name").read_text(), (folder / "stderr").read_text()
         pytest.fail(f"{name}, saved as {folder}/input: {done.returncode}\n{last_words[-3000:]}")

@@ -5,8 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 
 import pytest
-from _fuzz import run_long, run_short
-from _gates import (
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from support.fuzz import run_long, run_short
+from support.gates import (
     PATIENCE_SECONDS,
     Hands,
     join_spdl_threads,
@@ -16,10 +18,8 @@ from _gates import (
     switching,
     until,
 )
-from _inside import check_balance
-from _stages import Plan, add, evaluate, plans
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from support.inside import check_balance
+from support.stages import Plan, add, evaluate, plans
 
 from spdl_torch.errors import PipelineFailure, PipelineStopped
 from spdl_torch.pipeline import PipelineBuilder

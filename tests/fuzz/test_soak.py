@@ -21,11 +21,11 @@ from time import monotonic
 
 import pytest
 import torch
-from _datasets import MapData, StreamData
-from _folders import HELPERS, ROOT
-from _gates import Boom
-from _loader_helpers import assert_threads_end, loader_threads
-from _stages import AGGREGATES, OPS, Plan, add
+from support.datasets import MapData, StreamData
+from support.folders import ROOT, TESTS
+from support.gates import Boom
+from support.loaders import assert_threads_end, loader_threads
+from support.stages import AGGREGATES, OPS, Plan, add
 
 import spdl_torch
 from spdl_torch.errors import PipelineFailure
@@ -155,7 +155,7 @@ def test_nothing_grows_for_long(long_seconds):
     seconds = max(60, long_seconds)
     # With an arena for each thread, glibc keeps some more of what was freed for as long as threads
     # come and go (6 % in ten minutes); with one, what grows is a leak.
-    own = {"MALLOC_ARENA_MAX": "1", "PYTHONPATH": f"{HELPERS}:{ROOT}"}
+    own = {"MALLOC_ARENA_MAX": "1", "PYTHONPATH": f"{TESTS}:{ROOT}"}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", __file__, str(seconds)],
         env={**os.environ, **own},

@@ -1,8 +1,8 @@
 """For all of this room."""
 
 import pytest
-from _gpus import gpu
-from _lazy_device import backends
+from support.gpus import gpu
+from support.lazy_device import backends
 
 __all__ = ["backends", "gpu"]
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from _folders import HELPERS, ROOT
-from _gpus import CUDA, MEBI, Filled, filled, num_wrong
-from _lazy_device import machine
+from support.folders import ROOT, TESTS
+from support.gpus import CUDA, MEBI, Filled, filled, num_wrong
+from support.lazy_device import machine
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.pipeline import PipelineBuilder
@@ -23,10 +23,10 @@ PATIENCE_SECONDS = 60
 
 PRELUDE = f"""
 import signal, sys
-sys.path[:0] = {[str(ROOT), str(HELPERS), str(Path(__file__).parent)]!r}
+sys.path[:0] = {[str(ROOT), str(TESTS), str(Path(__file__).parent)]!r}
 import json, torch
 import {Path(__file__).stem} as here
-from _gpus import CudaGpu
+from support.gpus import CudaGpu
 from spdl_torch import DataLoader
 """
 

@@ -10,9 +10,9 @@ from itertools import islice
 
 import pytest
 import torch
-from _gpus import Filled
-from _lazy_device import LazyDevice, install, put_to_rest
-from _loader_helpers import assert_threads_end
+from support.gpus import Filled
+from support.lazy_device import LazyDevice, install, put_to_rest
+from support.loaders import assert_threads_end
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.io import batch_storage

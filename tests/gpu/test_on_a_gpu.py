@@ -10,8 +10,8 @@ import random
 
 import pytest
 import torch
-from _gpus import ANYWHERE, KIBI, MEBI, ON_CUDA, PROMPT, STREAMS, Filled, filled, num_wrong
-from _videos import KINDS, write_video
+from support.gpus import ANYWHERE, KIBI, MEBI, ON_CUDA, PROMPT, STREAMS, Filled, filled, num_wrong
+from support.videos import KINDS, write_video
 from torch.utils.data import DataLoader as TorchLoader, TensorDataset
 
 from spdl_torch import DataLoader

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from _gates import in_thread, named, result_of
 from hypothesis import HealthCheck, given, settings, strategies as st
+from support.gates import in_thread, named, result_of
 from torch.nn.utils.rnn import pack_sequence
 
 from spdl_torch.io import Transfer

@@ -11,13 +11,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from _gates import in_thread, result_of
-from _gpus import pinned
-from _isolated import isolated, nothing_left
-from _isolation_data import Images
-from _lazy_device import LazyDevice, install, machine
-from _loader_helpers import ThreadLoader as DataLoader
 from hypothesis import given, settings, strategies as st
+from support.gates import in_thread, result_of
+from support.gpus import pinned
+from support.isolated import isolated, nothing_left
+from support.isolation_data import Images
+from support.lazy_device import LazyDevice, install, machine
+from support.loaders import ThreadLoader as DataLoader
 
 from spdl_torch import UnsupportedOptionError
 from spdl_torch.io import (

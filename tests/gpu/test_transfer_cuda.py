@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from _loader_helpers import ThreadLoader as DataLoader
+from support.loaders import ThreadLoader as DataLoader
 from torch.nn.utils.rnn import pack_sequence
 from torchvision import tv_tensors
 

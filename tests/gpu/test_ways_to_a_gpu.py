@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from _gpus import (
+from support.gpus import (
     CUDA,
     MEBI,
     ORDERS,
@@ -23,7 +23,7 @@ from _gpus import (
     num_wrong,
     pinned,
 )
-from _lazy_device import LazyStream, machine, slabs
+from support.lazy_device import LazyStream, machine, slabs
 from torch.utils.data import Dataset
 
 from spdl_torch import DataLoader, PipelineDataset

@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from _arrays import SMOOTH, both_codecs, codec, saved
-from _gates import switching
 from hypothesis import HealthCheck, given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
+from support.arrays import SMOOTH, both_codecs, codec, saved
+from support.gates import switching
 
 from spdl_torch.io import NpzFile, load_npy, load_npz
 

@@ -6,7 +6,7 @@ import struct
 import numpy as np
 import pytest
 import torch
-from _arrays import (
+from support.arrays import (
     NPY,
     SIZES_IN_ZIP64,
     SMOOTH,

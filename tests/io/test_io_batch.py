@@ -5,11 +5,11 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from _folders import PHOTOGRAPHS
-from _jpegs import CODECS, KINDS, by
-from _kernels import WAYS, running
-from _pictures import KINDS as FILES, encode, photograph
 from hypothesis import given, settings, strategies as st
+from support.folders import PHOTOGRAPHS
+from support.jpegs import CODECS, KINDS, by
+from support.kernels import WAYS, running
+from support.pictures import KINDS as FILES, encode, photograph
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 

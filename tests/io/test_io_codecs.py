@@ -8,11 +8,11 @@ from functools import partial
 
 import pytest
 import torch
-from _jpegs import KINDS, LIBRARY, OTHER_KINDS, boxes, by, decoding_by, having, jpeg
-from _kernels import WAYS, running
-from _pictures import KINDS as FILES, png16
 from hypothesis import given, settings, strategies as st
 from PIL import Image
+from support.jpegs import KINDS, LIBRARY, OTHER_KINDS, boxes, by, decoding_by, having, jpeg
+from support.kernels import WAYS, running
+from support.pictures import KINDS as FILES, png16
 
 from spdl_torch.errors import DecodeError
 from spdl_torch.io import (

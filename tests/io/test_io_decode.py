@@ -10,8 +10,8 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from _pictures import KINDS, encode, photograph, png16
 from PIL import Image, ImageFile, ImageOps
+from support.pictures import KINDS, encode, photograph, png16
 from torchvision import datasets, transforms
 
 from spdl_torch import ImageFolder

@@ -8,9 +8,9 @@ import tarfile
 import fsspec
 import numpy as np
 import pytest
-from _at_call import AtCall, TooLate
-from _datasets import Indices
 from PIL import Image
+from support.at_call import AtCall, TooLate
+from support.datasets import Indices
 
 from spdl_torch.data import cached
 from spdl_torch.data.sources import TarShards

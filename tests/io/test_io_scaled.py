@@ -8,10 +8,10 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from _jpegs import CODECS, KINDS, OTHER_KINDS, boxes, by, jpeg
-from _pictures import encode, photograph
 from hypothesis import given, settings, strategies as st
 from PIL import Image
+from support.jpegs import CODECS, KINDS, OTHER_KINDS, boxes, by, jpeg
+from support.pictures import encode, photograph
 from torchvision import datasets
 from torchvision.transforms import v2
 

@@ -4,11 +4,11 @@ import gc
 import os
 import threading
 
-import _warm
 import pytest
-from _folders import ROOT
-from _trace_check import check_trace, content_of
 from hypothesis import given, settings, strategies as st
+from support import warm
+from support.folders import ROOT
+from support.trace_check import check_trace, content_of
 
 from spdl_torch.observe.trace.chrome_trace import Count, Program, Span, chrome_trace
 from spdl_torch.pipeline import PipelineBuilder
@@ -138,8 +138,8 @@ import av
 import torchvision
 av.logging.set_level(None)  # PyAV's own default; torchvision 0.24 asks for errors
 from spdl_torch.spdl.io import load_video, utils
-sys.path.insert(0, "tests/helpers")
-from _videos import KINDS, write_video
+sys.path.insert(0, "tests")
+from support.videos import KINDS, write_video
 video = bytearray(write_video(KINDS["b-frames"]))
 middle = len(video) // 2
 video[middle : middle + 400] = bytes(400)
@@ -156,7 +156,7 @@ for level in (None, 16, -8):
 def test_ffmpeg_prints_at_the_level_that_was_set():
     """On standard error, and nothing at first."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    result = _warm.run(["-c", SPOILED], cwd=ROOT, env=environment, timeout=50)
+    result = warm.run(["-c", SPOILED], cwd=ROOT, env=environment, timeout=50)
     assert (result.returncode, result.stdout) == (0, ""), result.stderr
     at_first, errors, quiet, _ = result.stderr.split("|\n")
     assert (at_first, quiet) == ("", "")

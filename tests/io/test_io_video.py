@@ -10,8 +10,8 @@ import av
 import numpy as np
 import pytest
 import torch
-from _videos import KINDS, Kind, write_video
 from av.stream import Disposition
+from support.videos import KINDS, Kind, write_video
 
 from spdl_torch.errors import DecodeError, UnsupportedOptionError
 from spdl_torch.io import (

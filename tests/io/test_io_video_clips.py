@@ -10,9 +10,9 @@ import av
 import numpy as np
 import pytest
 import torch
-from _videos import KINDS, decode_plainly, write_video
 from hypothesis import given, settings, strategies as st
 from PIL import Image
+from support.videos import KINDS, decode_plainly, write_video
 from test_io_audio import KINDS as SOUNDS, write as write_sound
 
 from spdl_torch.errors import DecodeError

@@ -8,11 +8,11 @@ import av
 import numpy as np
 import pytest
 import torch
-from _pictures import encode
-from _tars import Pipe
-from _video_files import BY_CHANCE, KINDS, VARIANTS, Decoded, Tally, decoded
-from _videos import REAL, Kind, decode_plainly, write_video
 from PIL import Image
+from support.pictures import encode
+from support.tars import Pipe
+from support.video_files import BY_CHANCE, KINDS, VARIANTS, Decoded, Tally, decoded
+from support.videos import REAL, Kind, decode_plainly, write_video
 
 from spdl_torch.errors import DecodeError
 from spdl_torch.io import (

@@ -17,12 +17,12 @@ from itertools import islice
 import fsspec
 import numpy as np
 import pytest
-from _datasets import Made
-from _forks import fork, found_in_fork, found_in_forks
-from _gates import until
-from _stores import HttpStore, HubStore, S3Store
-from _tars import tar_of, write_shard
 from hypothesis import given, strategies as st
+from support.datasets import Made
+from support.forks import fork, found_in_fork, found_in_forks
+from support.gates import until
+from support.stores import HttpStore, HubStore, S3Store
+from support.tars import tar_of, write_shard
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.data.sources import Files, Parquet, TarShards

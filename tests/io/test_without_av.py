@@ -1,6 +1,6 @@
 """PyAV is needed by video and sound alone: the rest loads where it is not installed."""
 
-import _warm
+from support import warm
 
 PROGRAM = """
 import importlib, pkgutil, sys
@@ -68,5 +68,5 @@ assert {name: why for name, why in found.items() if why} == dict.fromkeys(needin
 def test_all_but_video_and_sound_works_without_pyav(tmp_path):
     """Images of a folder in every seat, batches and archives; videos, sound, filters and FFmpeg's
     versions say what to install; and every other module can be imported."""
-    done = _warm.run(["-W", "ignore", "-c", PROGRAM, tmp_path], timeout=120)
+    done = warm.run(["-W", "ignore", "-c", PROGRAM, tmp_path], timeout=120)
     assert done.returncode == 0, done.stderr

@@ -1,6 +1,6 @@
 """For all of this room."""
 
-from _lazy_device import backends
-from _tuners import at_random
+from support.lazy_device import backends
+from support.tuners import at_random
 
 __all__ = ["at_random", "backends"]

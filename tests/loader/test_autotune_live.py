@@ -15,19 +15,19 @@ import weakref
 
 import pytest
 import torch
-from _datasets import BulkData, Indices, Made, MapData, StreamData
-from _gates import num_fds, until
-from _inside import backend_of, children_of, give_out, is_tuned, resize, tuning_of
-from _isolated import children, nothing_left, release_what_has_ended
-from _loader_helpers import (
+from support.datasets import BulkData, Indices, Made, MapData, StreamData
+from support.gates import num_fds, until
+from support.inside import backend_of, children_of, give_out, is_tuned, resize, tuning_of
+from support.isolated import children, nothing_left, release_what_has_ended
+from support.loaders import (
     PATIENCE_SECONDS,
     DataLoader,
     ThreadLoader,
     assert_threads_end,
     epoch_of,
 )
-from _readings import shown
-from _tuners import auto
+from support.readings import shown
+from support.tuners import auto
 from torch.utils.data import Dataset, get_worker_info
 
 from spdl_torch import PipelineDataset

@@ -6,10 +6,10 @@ import multiprocessing
 import numpy as np
 import pytest
 import torch
-from _datasets import Made
-from _lazy_device import machine
-from _loader_helpers import ThreadLoader as DataLoader
 from PIL import Image
+from support.datasets import Made
+from support.lazy_device import machine
+from support.loaders import ThreadLoader as DataLoader
 from torch.utils.data import Subset, TensorDataset, default_collate
 from torchvision import transforms
 

@@ -8,8 +8,8 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from _gates import switching
-from _seats import NUM_WORKERS, in_every_seat
+from support.gates import switching
+from support.seats import NUM_WORKERS, in_every_seat
 from torch.utils.data import Dataset
 
 from spdl_torch import DataLoader

@@ -12,8 +12,8 @@ from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 
 import pytest
-from _datasets import Indices
-from _gates import in_thread, result_of
+from support.datasets import Indices
+from support.gates import in_thread, result_of
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.lazy_names import collected_later

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data
-from _datasets import Made
-from _gates import PATIENCE_SECONDS, num_fds, until
-from _inside import num_ready
-from _isolated import bits, isolated, mapped_slabs, nothing_left, num_mapped_slabs, served
-from _isolation_data import (
+from support.datasets import Made
+from support.gates import PATIENCE_SECONDS, num_fds, until
+from support.inside import num_ready
+from support.isolated import bits, isolated, mapped_slabs, nothing_left, num_mapped_slabs, served
+from support.isolation_data import (
     Coded,
     Contents,
     Counting,
@@ -26,8 +26,8 @@ from _isolation_data import (
     Unreadable,
     settings,
 )
-from _loader_helpers import torch_loader
-from _readings import shown
+from support.loaders import torch_loader
+from support.readings import shown
 from torch.utils.data import Dataset, Subset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from torchvision import tv_tensors
@@ -141,7 +141,7 @@ def test_error_has_the_childs_traceback_as_a_note(backends):
         next(batches)
     heading, first, *rest = caught.value.__notes__[-1].splitlines()
     assert heading.startswith("raised in the worker process (pid")
-    assert "_datasets.py" in first
+    assert "datasets.py" in first
     assert 'raise Coded(index, "here")' in "\n".join(rest)
     assert next(batches)["index"].tolist() == [8, 9, 10, 11]
     with pytest.raises(RuntimeError, match="ended by itself with exit code 3"):

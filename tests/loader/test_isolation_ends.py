@@ -11,14 +11,13 @@ import signal
 import textwrap
 from contextlib import suppress
 
-import _spawned
-import _warm
 import pytest
-from _folders import HELPERS
-from _gates import is_running, until
-from _isolated import isolated, nothing_left
-from _isolation_data import Noting, Spawning
-from _loader_helpers import PATIENCE_SECONDS
+from support import spawned, warm
+from support.folders import TESTS
+from support.gates import is_running, until
+from support.isolated import isolated, nothing_left
+from support.isolation_data import Noting, Spawning
+from support.loaders import PATIENCE_SECONDS
 from torch.utils.data import DataLoader as TorchLoader
 
 __all__ = ["nothing_left"]
@@ -37,7 +36,7 @@ METHODS_AND_ENDS = [
 @pytest.mark.parametrize(("method", "how"), METHODS_AND_ENDS)
 def test_worker_lets_the_dataset_end_as_torchs_does(method, how, tmp_path):
     """Its finalizer runs, and its open files are written to their ends."""
-    context = _spawned.context() if method == "spawn" else method
+    context = spawned.context() if method == "spawn" else method
     options = {"num_workers": 2, "multiprocessing_context": context}
     found = []
     for number, kind in enumerate([TorchLoader, isolated]):
@@ -84,7 +83,7 @@ def test_script_without_a_main_guard_says_so(tmp_path, method, sample):
         f"list(DataLoader([{sample}], num_workers=1, isolation='process'))\n",
         encoding="utf-8",
     )
-    done = _warm.run([file], timeout=50, forks=True)
+    done = warm.run([file], timeout=50, forks=True)
     if method == "fork":
         assert (done.returncode, done.stderr) == (0, "")
         return
@@ -95,8 +94,8 @@ def test_script_without_a_main_guard_says_so(tmp_path, method, sample):
 GOES_ON = """
     import os, signal, sys
     sys.path.insert(0, {tests!r})
-    from _inside import pids_of
-    from _isolation_data import Images
+    from support.inside import pids_of
+    from support.isolation_data import Images
     from spdl_torch import DataLoader
     from spdl_torch.loader.backends.processes import worker_process as line
 
@@ -167,10 +166,10 @@ NOT_OURS = "ignore:resource_tracker"  # multiprocessing's: SIGHUP and SIGUSR1 en
 def test_loading_goes_on_when_the_group_gets_a_signal(tmp_path):
     """While the child is being started and while it loads; every batch comes, from the same child
     where there is one."""
-    source = textwrap.dedent(GOES_ON.format(tests=str(HELPERS)))
+    source = textwrap.dedent(GOES_ON.format(tests=str(TESTS)))
     (tmp_path / "program.py").write_text(source, encoding="utf-8")
     arguments = ["-W", "error", "-W", NOT_OURS, tmp_path / "program.py"]
-    with _warm.start(arguments, start_new_session=True, forks=True) as program:
+    with warm.start(arguments, start_new_session=True, forks=True) as program:
         stdout, stderr = outcome_of(program)
     assert stdout.split() == ["loading", "starting", "done"], stderr
     assert (program.returncode, stderr) == (0, "")

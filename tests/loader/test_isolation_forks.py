@@ -12,11 +12,11 @@ from multiprocessing import util
 
 import pytest
 import torch
-from _datasets import GatedData, Indices, Made
-from _forks import fork, found_in_fork, outcome
-from _isolated import bits, isolated, nothing_left, served
-from _isolation_data import Images
-from _loader_helpers import PATIENCE_SECONDS, ThreadLoader as DataLoader, torch_loader
+from support.datasets import GatedData, Indices, Made
+from support.forks import fork, found_in_fork, outcome
+from support.isolated import bits, isolated, nothing_left, served
+from support.isolation_data import Images
+from support.loaders import PATIENCE_SECONDS, ThreadLoader as DataLoader, torch_loader
 from torch.utils.data import RandomSampler
 
 from spdl_torch.loader.backends import activity as activity_module

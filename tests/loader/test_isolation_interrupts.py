@@ -15,11 +15,11 @@ from time import monotonic
 import psutil
 import pytest
 import torch
-from _at_call import AtCall
-from _gates import in_thread, result_of, shared_memory_of, until
-from _isolated import num_mapped_slabs, release_what_has_ended
-from _isolation_data import Images
-from _loader_helpers import PATIENCE_SECONDS, assert_threads_end
+from support.at_call import AtCall
+from support.gates import in_thread, result_of, shared_memory_of, until
+from support.isolated import num_mapped_slabs, release_what_has_ended
+from support.isolation_data import Images
+from support.loaders import PATIENCE_SECONDS, assert_threads_end
 
 from spdl_torch import DataLoader
 from spdl_torch.pipeline import PipelineStopped

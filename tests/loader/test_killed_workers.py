@@ -9,11 +9,18 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from _gates import is_running, num_fds, until
-from _inside import children_of
-from _isolated import bits, children, epochs_of, isolated, nothing_left, release_what_has_ended
-from _isolation_data import Crashing, Images
-from _loader_helpers import PATIENCE_SECONDS, DataLoader, assert_threads_end
+from support.gates import is_running, num_fds, until
+from support.inside import children_of
+from support.isolated import (
+    bits,
+    children,
+    epochs_of,
+    isolated,
+    nothing_left,
+    release_what_has_ended,
+)
+from support.isolation_data import Crashing, Images
+from support.loaders import PATIENCE_SECONDS, DataLoader, assert_threads_end
 from torch.utils.data import IterableDataset
 
 from spdl_torch.observe import tracing

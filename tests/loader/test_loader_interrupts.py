@@ -7,17 +7,16 @@ import random
 import signal
 from contextlib import suppress
 
-import _warm
-import _ways_of_draws
 import numpy as np
 import pytest
 import torch
-from _at_call import AtCall, TooLate
-from _covering import by_pairs
-from _datasets import IndexStream, Indices
-from _folders import HELPERS
-from _gates import quiet_log
-from _loader_helpers import assert_threads_end
+from support import warm, ways_of_draws
+from support.at_call import AtCall, TooLate
+from support.covering import by_pairs
+from support.datasets import IndexStream, Indices
+from support.folders import TESTS
+from support.gates import quiet_log
+from support.loaders import assert_threads_end
 
 from spdl_torch import DataLoader
 from spdl_torch.loader.rng.dispatch import is_led
@@ -28,7 +27,7 @@ from spdl_torch.pipeline import PipelineStopped
 def test_signal_while_the_first_loader_begins_costs_nothing_later():
     """Wherever it comes, among the patches of random functions, too: what its handler raises, an
     Exception as well as Ctrl-C, reaches the loop, and the next loader makes the rest."""
-    done = _warm.run(["-W", "ignore", HELPERS / "_interrupted_install.py"], timeout=150)
+    done = warm.run(["-W", "ignore", "-m", "support.interrupted_install"], cwd=TESTS, timeout=150)
     assert done.returncode == 0, done.stderr[-5000:]
     report = json.loads(done.stdout)
     assert report["tried"] >= 4
@@ -53,7 +52,7 @@ class Draws(Indices):
 @pytest.mark.parametrize("way", ["key", "unseen, then key"])
 def test_ctrl_c_without_workers_leaves_the_trainer_its_generators(way, has_own, monkeypatch):
     """Wherever it comes while a batch is made: afterwards nothing draws from a sample's stream."""
-    _ways_of_draws.take(way, monkeypatch)
+    ways_of_draws.take(way, monkeypatch)
     for place in itertools.count(1, 3):
         own = torch.Generator() if has_own else None
         iterator = iter(DataLoader(Draws(own), 4))

@@ -6,10 +6,10 @@ import warnings
 from dataclasses import replace
 
 import pytest
-from _datasets import Indices
-from _gates import in_thread, result_of
-from _readings import reading, shown, stage
-from _seats import in_every_seat
+from support.datasets import Indices
+from support.gates import in_thread, result_of
+from support.readings import reading, shown, stage
+from support.seats import in_every_seat
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.autotune import Limits

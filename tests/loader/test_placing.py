@@ -5,10 +5,10 @@ from functools import lru_cache, partial
 import numpy as np
 import pytest
 import torch
-from _datasets import Indices, SafeIndices
-from _inside import placement_of
-from _isolation_data import Images
 from PIL import Image
+from support.datasets import Indices, SafeIndices
+from support.inside import placement_of
+from support.isolation_data import Images
 from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 from torchvision import transforms as T
 from torchvision.datasets.folder import pil_loader

@@ -9,11 +9,11 @@ import random
 from functools import partial
 from pathlib import Path
 
-import _ways_of_draws
 import numpy as np
 import pytest
 import torch
-from _datasets import Drawing
+from support import ways_of_draws
+from support.datasets import Drawing
 from torch.utils.data import IterableDataset
 
 from spdl_torch import DataLoader
@@ -123,11 +123,11 @@ def test_seeds_of_the_streams_are_those_of_before():
 
 @pytest.mark.parametrize(
     ("num_workers", "way"),
-    [*((0, way) for way in _ways_of_draws.WAYS), (1, "key"), (3, "key"), (3, "unseen")],
+    [*((0, way) for way in ways_of_draws.WAYS), (1, "key"), (3, "key"), (3, "unseen")],
 )
 def test_draws_are_those_of_before(num_workers, way, monkeypatch):
     """Whole numbers exactly; others to 5 digits, for vectorised kernels differ among processors."""
-    _ways_of_draws.take(way, monkeypatch)
+    ways_of_draws.take(way, monkeypatch)
     kept = json.loads(KEPT.read_text())["draws"]
     found = loads(num_workers)
     assert set(found) == set(kept) - ({"iterable"} if num_workers > 1 else set())

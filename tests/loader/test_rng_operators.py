@@ -6,10 +6,10 @@ import shutil
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
-import _ways_of_draws
 import pytest
 import torch
-from _datasets import Drawing, Made
+from support import ways_of_draws
+from support.datasets import Drawing, Made
 from torch import rand as rand_imported_early
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
@@ -129,13 +129,13 @@ def same(ours, theirs):
     return torch.equal(ours, theirs) if tensors else ours == theirs
 
 
-@pytest.mark.parametrize("way", _ways_of_draws.WAYS)
+@pytest.mark.parametrize("way", ways_of_draws.WAYS)
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_operator_draws_from_the_samples_stream(num_workers, way, monkeypatch):
     """The bits are those of a generator with the sample's seed, however draws are led. A generator
     that is named is used; the process's own stands still; other devices are left alone.
     """
-    _ways_of_draws.take(way, monkeypatch)
+    ways_of_draws.take(way, monkeypatch)
     if not num_workers:  # libraries leave threads here, beside which draws are always seen
         monkeypatch.setattr("spdl_torch.loader.rng.streams._others_may_draw", lambda: False)
     options = {"num_workers": num_workers, "isolation": "thread", "generator": torch.Generator()}

@@ -8,8 +8,8 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from _datasets import Drawing, Sized
-from _loader_helpers import library
+from support.datasets import Drawing, Sized
+from support.loaders import library
 from torch.utils.data import IterableDataset, get_worker_info
 
 from spdl_torch import DataLoader

@@ -7,9 +7,9 @@ import threading
 import time
 
 import pytest
-from _datasets import GatedData
-from _gates import in_thread, result_of, until
-from _loader_helpers import PATIENCE_SECONDS, ThreadLoader as DataLoader
+from support.datasets import GatedData
+from support.gates import in_thread, result_of, until
+from support.loaders import PATIENCE_SECONDS, ThreadLoader as DataLoader
 from torch.utils.data import IterableDataset
 
 from spdl_torch.engine import channel

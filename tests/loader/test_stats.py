@@ -4,9 +4,9 @@ import logging
 from time import perf_counter
 
 import pytest
-from _datasets import Indices
-from _seats import FORKED, NONE, THREADS, in_seats
 from hypothesis import given, settings, strategies as st
+from support.datasets import Indices
+from support.seats import FORKED, NONE, THREADS, in_seats
 
 from spdl_torch import DataLoader
 from spdl_torch.loader.stats.stats import WorkersStats

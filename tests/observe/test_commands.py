@@ -6,8 +6,8 @@ import re
 import sqlite3
 
 import pytest
-from _pages import REPORT
-from _readings import entries_of, queue_entry, task_entry, write
+from support.pages import REPORT
+from support.readings import entries_of, queue_entry, task_entry, write
 
 from spdl_torch.__main__ import main
 

@@ -9,7 +9,7 @@ from operator import itemgetter
 from pathlib import Path
 
 import pytest
-from _readings import pipeline_stats, stage_stats
+from support.readings import pipeline_stats, stage_stats
 
 from spdl_torch import DataLoader
 from spdl_torch.data import cached

@@ -12,7 +12,7 @@ import sqlite3
 from contextlib import closing
 
 import pytest
-from _readings import queue_entry, task_entry
+from support.readings import queue_entry, task_entry
 
 from spdl_torch.__main__ import main
 from spdl_torch.observe import (

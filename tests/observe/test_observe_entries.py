@@ -10,7 +10,7 @@ from itertools import chain
 from types import SimpleNamespace
 
 import pytest
-from _readings import Follower, entries_of, found_in, pipeline_stats, stage_stats, write
+from support.readings import Follower, entries_of, found_in, pipeline_stats, stage_stats, write
 
 from spdl_torch.observe import (
     Cause,

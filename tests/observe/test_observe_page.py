@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 import pytest
-from _pages import FORMULAS, HOSTILE, REPORT, read, reports, timeline
-from _readings import entries_of
+from support.pages import FORMULAS, HOSTILE, REPORT, read, reports, timeline
+from support.readings import entries_of
 
 from spdl_torch.__main__ import main
 from spdl_torch.observe import (

@@ -8,9 +8,9 @@ import sys
 from datetime import datetime
 from functools import partial
 
-import _readings
 import pytest
-from _readings import entries_of, pipeline_stats, stage_stats, write
+from support import readings
+from support.readings import entries_of, pipeline_stats, stage_stats, write
 
 from spdl_torch.__main__ import main
 from spdl_torch.observe import EventLogEntry, make_report, plot_stats, report_of_file
@@ -20,8 +20,8 @@ from spdl_torch.pipeline import QueuePerfStats, TaskPerfStats
 
 matplotlib = pytest.importorskip("matplotlib", reason="the extra plot is not installed")
 
-task_entry = partial(_readings.task_entry, elapsed=10.0)
-queue_entry = partial(_readings.queue_entry, elapsed=10.0, num_items=100)
+task_entry = partial(readings.task_entry, elapsed=10.0)
+queue_entry = partial(readings.queue_entry, elapsed=10.0, num_items=100)
 
 
 def of_pipeline(occupancies, num_intervals=3, start=1000.0, wait=0.9):

@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 import torch
 import torch.utils.data
-from _datasets import Divided, SafeIndices
+from support.datasets import Divided, SafeIndices
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.__main__ import main

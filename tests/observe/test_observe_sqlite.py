@@ -11,8 +11,8 @@ import sqlite3
 from contextlib import closing, contextmanager
 
 import pytest
-from _gates import PATIENCE_SECONDS, run_child, start_child, until
-from _readings import queue_entry, task_entry, write
+from support.gates import PATIENCE_SECONDS, run_child, start_child, until
+from support.readings import queue_entry, task_entry, write
 
 from spdl_torch.observe import (
     EventLogEntry,

@@ -11,9 +11,9 @@ from fractions import Fraction
 
 import pytest
 import torch
-from _readings import pipeline_stats, stage_stats
-from _trace_check import check_trace, content_of
 from hypothesis import given, settings, strategies as st
+from support.readings import pipeline_stats, stage_stats
+from support.trace_check import check_trace, content_of
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from spdl_torch.__main__ import main

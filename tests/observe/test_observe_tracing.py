@@ -11,12 +11,12 @@ from hashlib import sha256
 import numpy
 import pytest
 import torch
-from _datasets import Made, MapData
-from _gates import Boom, GatedOp, until
-from _loader_helpers import ThreadLoader as DataLoader
-from _stages import add, plans
-from _trace_check import check_trace, content_of
 from hypothesis import given, settings, strategies as st
+from support.datasets import Made, MapData
+from support.gates import Boom, GatedOp, until
+from support.loaders import ThreadLoader as DataLoader
+from support.stages import add, plans
+from support.trace_check import check_trace, content_of
 
 from spdl_torch import PipelineDataset
 from spdl_torch.observe import flight_recorder, trace_counter, trace_event, tracing

@@ -15,9 +15,10 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from _datasets import Divided
-from _forks import found_in_fork
-from _readings import (
+from hypothesis import given, settings, strategies as st
+from support.datasets import Divided
+from support.forks import found_in_fork
+from support.readings import (
     entries_of,
     ns,
     reading,
@@ -26,7 +27,6 @@ from _readings import (
     stage_stats,
     write,
 )
-from hypothesis import given, settings, strategies as st
 from torch.utils.data import Dataset
 
 from spdl_torch import DataLoader, PipelineDataset

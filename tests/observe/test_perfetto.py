@@ -20,9 +20,9 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from _datasets import Made
-from _loader_helpers import ThreadLoader as DataLoader
-from _trace_check import check_trace
+from support.datasets import Made
+from support.loaders import ThreadLoader as DataLoader
+from support.trace_check import check_trace
 
 from spdl_torch.observe import trace_event, tracing
 from spdl_torch.observe.trace.trace_file import read

@@ -4,7 +4,7 @@ import json
 from contextlib import closing
 
 import pytest
-from _readings import reading, stage
+from support.readings import reading, stage
 
 from spdl_torch import DataLoader
 from spdl_torch.__main__ import main

@@ -7,8 +7,8 @@ import os
 from dataclasses import dataclass, replace
 
 import pytest
-from _datasets import SafeIndices
-from _readings import pipeline_stats, shown, stage_stats
+from support.datasets import SafeIndices
+from support.readings import pipeline_stats, shown, stage_stats
 
 from spdl_torch import DataLoader
 from spdl_torch.observe import Placement, Probes, make_report

@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from _gates import FakeClock
+from support.gates import FakeClock
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ import signal
 import threading
 
 import pytest
-from _at_call import AtCall
-from _gates import PATIENCE_SECONDS, in_thread, result_of, switching, until
 from hypothesis import given, settings, strategies as st
+from support.at_call import AtCall
+from support.gates import PATIENCE_SECONDS, in_thread, result_of, switching, until
 
 from spdl_torch.engine.channel import Channel, ChannelClosed, EndOfChannel
 

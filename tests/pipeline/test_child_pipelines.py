@@ -11,15 +11,15 @@ import threading
 from functools import partial
 from itertools import count, islice
 
-import _warm
 import numpy as np
 import psutil
 import pytest
 import torch
-from _at_call import AtCall
-from _gates import PATIENCE_SECONDS, same, until
-from _isolated import nothing_left, num_mapped_slabs
-from _isolation_data import Coded
+from support import warm
+from support.at_call import AtCall
+from support.gates import PATIENCE_SECONDS, same, until
+from support.isolated import nothing_left, num_mapped_slabs
+from support.isolation_data import Coded
 
 from spdl_torch.data import iterate_in_subprocess, run_pipeline_in_subprocess
 from spdl_torch.errors import PipelineFailure, PipelineStopped, UnsupportedOptionError
@@ -397,7 +397,7 @@ def test_nothing_is_left_when_the_program_ends(end, expected, last, tmp_path):
     file = tmp_path / "program.py"
     file.write_text(PROGRAM.format(end=end), encoding="utf-8")
     ends = {"start_new_session": True, "ends_whole": True, "forks": True}
-    done = _warm.run([file], timeout=2 * PATIENCE_SECONDS, **ends)
+    done = warm.run([file], timeout=2 * PATIENCE_SECONDS, **ends)
     assert done.returncode == expected, done.stderr
     assert done.stdout.split(), done.stderr
     until(lambda: not any(psutil.pid_exists(int(pid)) for pid in done.stdout.split()))

@@ -8,7 +8,7 @@ import threading
 
 import anyio
 import pytest
-from _gates import (
+from support.gates import (
     PATIENCE_SECONDS,
     asame,
     no_leak,
@@ -17,7 +17,7 @@ from _gates import (
     spdl_threads,
     until,
 )
-from _inside import run_of
+from support.inside import run_of
 
 from spdl_torch.pipeline import TaskHook
 

@@ -7,7 +7,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from _gates import (
+from support.gates import (
     PATIENCE_SECONDS,
     CountingSource,
     GatedOp,
@@ -18,7 +18,7 @@ from _gates import (
     spdl_threads,
     until,
 )
-from _inside import run_of
+from support.inside import run_of
 
 from spdl_torch.engine.counters import ThreadCount
 from spdl_torch.pipeline import PipelineBuilder

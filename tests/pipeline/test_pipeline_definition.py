@@ -7,7 +7,7 @@ from dataclasses import FrozenInstanceError, replace
 from fractions import Fraction
 
 import pytest
-from _gates import asame, pipeline_of, same
+from support.gates import asame, pipeline_of, same
 
 from spdl_torch import PipelineDataset
 from spdl_torch.autotune import PerfParams

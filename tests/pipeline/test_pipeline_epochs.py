@@ -10,7 +10,8 @@ from dataclasses import replace
 from itertools import chain, count, cycle, islice, pairwise
 
 import pytest
-from _gates import (
+from hypothesis import given, settings, strategies as st
+from support.gates import (
     PATIENCE_SECONDS,
     Boom,
     GatedOp,
@@ -23,9 +24,8 @@ from _gates import (
     switching,
     until,
 )
-from _inside import check_balance, run_of
-from _stages import add, evaluate, num_dropped, plans
-from hypothesis import given, settings, strategies as st
+from support.inside import check_balance, run_of
+from support.stages import add, evaluate, num_dropped, plans
 
 from spdl_torch.pipeline import (
     Aggregator,

@@ -7,7 +7,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from _gates import (
+from support.gates import (
     PATIENCE_SECONDS,
     BlockedSource,
     Boom,
@@ -23,7 +23,7 @@ from _gates import (
     spread,
     until,
 )
-from _inside import run_of
+from support.inside import run_of
 
 from spdl_torch.engine.statistics import queue_stats
 from spdl_torch.pipeline import (

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from _at_call import AtCall
-from _gates import (
+from support.at_call import AtCall
+from support.gates import (
     PATIENCE_SECONDS,
     BlockedSource,
     Boom,
@@ -34,7 +34,7 @@ from _gates import (
     start_child,
     until,
 )
-from _inside import lock_of, run_of
+from support.inside import lock_of, run_of
 
 from spdl_torch.pipeline import PipelineBuilder, PipelineFailure, PipelineStopped, StatsQueue
 

@@ -5,9 +5,9 @@ from itertools import pairwise
 from time import perf_counter_ns
 
 import pytest
-from _gates import Boom, GatedOp, asame, pipeline_of, same, until
-from _inside import run_of
 from hypothesis import given, settings, strategies as st
+from support.gates import Boom, GatedOp, asame, pipeline_of, same, until
+from support.inside import run_of
 
 from spdl_torch.engine.recorder import RecordingSession
 from spdl_torch.engine.rings import Ring

@@ -10,9 +10,6 @@ import sys
 
 import pytest
 import torch
-from _datasets import Indices
-from _folders import ROOT
-from _measures_here import measure_here
 from _moving_noise import write_video
 from bench.arguments import main
 from bench.command import run_bench
@@ -28,6 +25,9 @@ from bench.loaders import (
 from bench.peers import installed, left_out
 from bench.tables import TABLES, BenchOptions
 from PIL import Image
+from support.datasets import Indices
+from support.folders import ROOT
+from support.measures_here import measure_here
 
 BENCH = ROOT / "examples" / "bench"
 KEYS = {"title", "settings", "metrics", "rows", "ratios", "failures", "remarks"}

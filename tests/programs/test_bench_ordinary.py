@@ -8,8 +8,6 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from _loader_helpers import library
-from _measures_here import measure_here
 from bench import table_ordinary
 from bench.command import run_bench
 from bench.ordinary.catalogue import ORDINARY
@@ -17,6 +15,8 @@ from bench.ordinary.passes import check_batches
 from bench.program.plans import DATASETS, ProgramPlan
 from bench.program.train import train
 from bench.tables import BenchOptions
+from support.loaders import library
+from support.measures_here import measure_here
 
 import spdl_torch
 

@@ -4,8 +4,8 @@ import os
 import signal
 from pathlib import Path
 
-import _warm
 import pytest
+from support import warm
 
 import spdl_torch
 from spdl_torch.__main__ import main
@@ -112,7 +112,7 @@ def environment(tmp_path):
 
 def test_smoke_run(tmp_path, environment):
     """The main job in its short form: every row, every column, and no file left."""
-    done = _warm.run(DEMO, env=environment)
+    done = warm.run(DEMO, env=environment)
     assert done.returncode == 0, done.stderr
     assert "32 images" in done.stdout
     assert "n/a" not in done.stdout
@@ -131,7 +131,7 @@ def test_smoke_run(tmp_path, environment):
 def test_interrupt(tmp_path, photographs, environment, moment, is_given, table):
     """Ctrl-C: the measurements so far, status 130, no traceback, no folder left."""
     command = [*DEMO, "--data", str(photographs)] if is_given else DEMO
-    with _warm.start(command, env=environment) as demo:
+    with warm.start(command, env=environment) as demo:
         assert any(moment in line for line in demo.stderr)
         demo.send_signal(signal.SIGINT)
         out, err = demo.communicate()
@@ -148,7 +148,7 @@ def test_reader_that_has_seen_enough_gets_no_traceback(tmp_path):
     reader, writer = os.pipe()
     os.close(reader)
     photographs = ["photographs", str(tmp_path), "--count", "1", "--classes", "1"]
-    done = _warm.run(["-m", "spdl_torch", *photographs], stdout=writer)
+    done = warm.run(["-m", "spdl_torch", *photographs], stdout=writer)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")
 
@@ -157,7 +157,7 @@ def test_a_failing_run_shows_the_cause(tmp_path):
     """Status 1, the part of the demo that failed, and the loader's own error."""
     (tmp_path / "class_0").mkdir()
     (tmp_path / "class_0" / "broken.jpg").write_bytes(b"not a photograph")
-    done = _warm.run([*DEMO, "--data", str(tmp_path)])
+    done = warm.run([*DEMO, "--data", str(tmp_path)])
     assert done.returncode == 1
     assert "spdl-torch demo: 1/3: torch DataLoader: the process ended" in done.stderr
     assert "broken.jpg" in done.stderr

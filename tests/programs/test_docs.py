@@ -15,11 +15,11 @@ import sqlite3
 from contextlib import closing
 from typing import NamedTuple
 
-import _warm
 import bench.arguments as benchmark
 import pytest
 import torch
-from _folders import ROOT
+from support import warm
+from support.folders import ROOT
 from test_surface import CALLABLES, MODULES, lists, pages_of_site
 from torch.utils.data import DataLoader as TorchLoader, TensorDataset
 
@@ -109,7 +109,7 @@ def source_of(block, page):
 def run_script(source, path):
     """A block that has the guard of a script is one: saved and run."""
     path.write_text(source, encoding="utf-8")
-    done = _warm.run([path], forks=True)
+    done = warm.run([path], forks=True)
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr, done.stderr
 

@@ -7,11 +7,11 @@ import runpy
 import sys
 import warnings
 
-import _warm
 import pytest
 import torch
-from _folders import ROOT
 from PIL import Image
+from support import warm
+from support.folders import ROOT
 
 EXAMPLES = ROOT / "examples"
 SECONDS = 50
@@ -79,7 +79,7 @@ def test_benchmark_numpy_writes_a_table_for_the_plot(tmp_path, capsys):
 def smoke(program, *options, cwd=None):
     """The lines of a short run."""
     command = [EXAMPLES / program, "--smoke", *options]
-    done = _warm.run(command, cwd=cwd, timeout=SECONDS, forks=True)
+    done = warm.run(command, cwd=cwd, timeout=SECONDS, forks=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()
 
@@ -143,7 +143,7 @@ def start(*arguments):
     starts; here they are forked.
     """
     options = ["--device", "cpu", "--num-threads", 1, "--width", 16, "--height", 16]
-    return _warm.start([PROGRAM, *options, *arguments], start_new_session=True, forks=True)
+    return warm.start([PROGRAM, *options, *arguments], start_new_session=True, forks=True)
 
 
 def frames_and_batches(printed, who="all, whole run"):

@@ -8,14 +8,13 @@ import signal
 import sys
 from contextlib import ExitStack
 
-import _torchrun
-import _warm
 import imagenet_classification as classification
 import pytest
 import replace_dataloader
 import torch
-from _folders import ROOT
-from _later import LIGHTNINGS_WARNINGS
+from support import torchrun, warm
+from support.folders import ROOT
+from support.later import LIGHTNINGS_WARNINGS
 
 from spdl_torch.demo.photographs import write_photographs
 
@@ -63,17 +62,17 @@ def run_here(data, output, *more):
 def run(program, *more):
     """Run a program in a process of its own; what it printed."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = _warm.run([EXAMPLES / program, *more], env=environment)
+    done = warm.run([EXAMPLES / program, *more], env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def run_two_ranks(program, *more):
     """The same, as torchrun starts two; what the first printed."""
-    with _torchrun.environments(2) as each, ExitStack() as stack:
+    with torchrun.environments(2) as each, ExitStack() as stack:
         environments = [{**os.environ, "OMP_NUM_THREADS": "1", **rank} for rank in each]
         ranks = [
-            stack.enter_context(_warm.start([EXAMPLES / program, *more], env=env))
+            stack.enter_context(warm.start([EXAMPLES / program, *more], env=env))
             for env in environments
         ]
         outputs = [rank.communicate(timeout=50) for rank in ranks]
@@ -145,7 +144,7 @@ def test_gpu_trains_and_validates_in_half_precision(loader, photographs, tmp_pat
 def test_interrupt_ends_the_program_at_once_without_a_traceback(photographs, tmp_path):
     """Ctrl-C: code 130, one line that says how to go on. With the model of the short form."""
     given = arguments(photographs, tmp_path, "--epochs", 10_000, "--model", "resnet18")
-    with _warm.start([EXAMPLES / "imagenet_classification.py", *given]) as program:
+    with warm.start([EXAMPLES / "imagenet_classification.py", *given]) as program:
         while "step" not in program.stdout.readline():
             assert program.poll() is None
         program.send_signal(signal.SIGINT)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import _k400
 import pytest
-from _later import LIGHTNINGS_WARNINGS
+from support.later import LIGHTNINGS_WARNINGS
 
 from spdl_torch.errors import PipelineFailure
 

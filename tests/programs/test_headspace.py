@@ -4,11 +4,11 @@ import statistics
 from time import perf_counter_ns
 
 import pytest
-from _datasets import MapData
-from _gates import no_leak
-from _inside import state_of
-from _loader_helpers import ThreadLoader as DataLoader
-from _readings import shown
+from support.datasets import MapData
+from support.gates import no_leak
+from support.inside import state_of
+from support.loaders import ThreadLoader as DataLoader
+from support.readings import shown
 
 from spdl_torch import PipelineDataset
 from spdl_torch.pipeline import PipelineBuilder

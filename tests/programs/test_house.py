@@ -15,7 +15,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple
 
 import pytest
-from _folders import ROOT
+from support.folders import ROOT
 from test_surface import pages_of_site
 
 import spdl_torch

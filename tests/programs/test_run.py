@@ -10,11 +10,10 @@ import sys
 import textwrap
 from contextlib import ExitStack, closing
 
-import _torchrun
-import _warm
 import pytest
 import torch
-from _loader_helpers import library
+from support import torchrun, warm
+from support.loaders import library
 
 from spdl_torch.__main__ import main
 
@@ -262,7 +261,7 @@ def start_cold(folder, *words):
 def start(folder, *words, **environment):
     """One that has torch imported from the start, and so have its children."""
     options = {"cwd": folder, "start_new_session": True, "forks": True}
-    return _warm.start(words, env={**os.environ, **environment}, **options)
+    return warm.start(words, env={**os.environ, **environment}, **options)
 
 
 def ended(process):
@@ -422,12 +421,12 @@ def test_torchs_loader_is_watched(folder):
 def test_comparison_ends_the_program_in_turns(folder, monkeypatch, capsys):
     """By an exception that it does not catch by accident. It says before what happens, and at the
     end what each loop gained."""
-    _warm.server(())  # which itself is started as ever
+    warm.server(())  # which itself is started as ever
     monkeypatch.chdir(folder)
     with open("turns.txt", "w") as file:
 
         def begin(words):  # without the flags of this interpreter
-            return _warm.start(words[words.index("-c") :], stdout=file, stderr=file)
+            return warm.start(words[words.index("-c") :], stdout=file, stderr=file)
 
         monkeypatch.setattr(subprocess, "Popen", begin)
         status = main(["run", "--compare", "1", "endless.py"])
@@ -452,7 +451,7 @@ def test_comparison_ends_the_program_in_turns(folder, monkeypatch, capsys):
 def test_first_of_several_ranks_reports_on_the_slowest(words, last, waits, folder):
     """As torchrun starts them, in text and on the page; the first of those that load, for which no
     fork of it speaks."""
-    with _torchrun.environments(2) as each, ExitStack() as stack:
+    with torchrun.environments(2) as each, ExitStack() as stack:
         words = *UNDER_RUN, "--html", "page.html", "ranks.py", *words
         started = [start(folder, *words, **rank) for rank in each]
         ranks = [stack.enter_context(rank) for rank in started]

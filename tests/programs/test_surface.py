@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from _datasets import MapData
-from _folders import ROOT
-from _tuners import RandomTuner, auto
+from support.datasets import MapData
+from support.folders import ROOT
+from support.tuners import RandomTuner, auto
 
 import spdl_torch
 from spdl_torch.__main__ import _parser

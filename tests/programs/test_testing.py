@@ -4,11 +4,11 @@ import random
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-import _early_names
 import numpy as np
 import pytest
 import torch
-from _datasets import Made
+from support import early_names
+from support.datasets import Made
 from torch.utils.data import IterableDataset, Sampler, get_worker_info
 
 from spdl_torch import DataLoader
@@ -54,8 +54,8 @@ def with_closure(rng=np.random.default_rng(1)):  # noqa: B008 - the same for all
 @pytest.mark.parametrize(
     ("make_dataset", "options"),
     [
-        (lambda: Made(lambda _: _early_names.random()), {}),
-        (lambda: Made(lambda _: _early_names.rand(2)), {"isolation": "auto"}),
+        (lambda: Made(lambda _: early_names.random()), {}),
+        (lambda: Made(lambda _: early_names.rand(2)), {"isolation": "auto"}),
         (lambda: Made(lambda _: np.random.default_rng().random()), {}),
         (lambda: Made(lambda _: torch.rand(1)), {"rng": "worker"}),
         (Counts, {}),
@@ -89,7 +89,7 @@ def test_iterable_is_compared_with_another_run_of_as_many_workers():
     """Other numbers of workers give other batches."""
     check(lambda: Divided(random.random), seed=1)
     with pytest.raises(AssertionError, match=r"must again give .* as num_workers=0, but"):
-        check(lambda: Divided(_early_names.random))
+        check(lambda: Divided(early_names.random))
 
 
 class FromNumpy(Sampler):

@@ -10,7 +10,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from _idioms import IDIOMS, Samples, setting as idiom_of
+from support.idioms import IDIOMS, Samples, setting as idiom_of
 from torch.utils.data import IterableDataset, get_worker_info
 
 from spdl_torch.testing import assert_thread_safe, thread_safety

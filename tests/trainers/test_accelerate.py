@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import pytest
 import torch
-from _datasets import Made
-from _later import later
+from support.datasets import Made
+from support.later import later
 from torch.utils import data as torch_data
 
 from spdl_torch import DataLoader

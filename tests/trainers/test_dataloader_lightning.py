@@ -7,14 +7,14 @@ import os
 import pytest
 import torch
 import torch.utils.data as torch_data
-from _datasets import Made, Points
-from _later import LIGHTNINGS_WARNINGS, later
-from _loader_helpers import DataLoader, assert_threads_end
+from support.datasets import Made, Points
+from support.later import LIGHTNINGS_WARNINGS, later
+from support.loaders import DataLoader, assert_threads_end
 
 from spdl_torch import PipelineDataset
 from spdl_torch.pipeline import PipelineBuilder
 
-lightning, modules = later("lightning", "_lightning_modules")
+lightning, modules = later("lightning", "support.lightning_modules")
 
 pytestmark = LIGHTNINGS_WARNINGS
 

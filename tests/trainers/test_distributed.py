@@ -10,17 +10,16 @@ import signal
 from contextlib import ExitStack
 from subprocess import STDOUT
 
-import _torchrun
-import _warm
 import pytest
 import torch.utils.data as torch_data
-from _folders import HELPERS
-from _ranks import GLOBAL_BATCH, NUM_EPOCHS, NUM_SAMPLES, NUM_STEPS, SHARED
+from support import torchrun, warm
+from support.folders import TESTS
+from support.ranks import GLOBAL_BATCH, NUM_EPOCHS, NUM_SAMPLES, NUM_STEPS, SHARED
 
 from spdl_torch import DataLoader
 from spdl_torch.loader.sampling.distributed_sampler import DistributedSampler
 
-PROGRAM = HELPERS / "_ranks.py"
+PROGRAM = TESTS / "support" / "ranks.py"
 PATIENCE_SECONDS = 100  # how long a hang takes to fail; the machine may be busy
 
 pytestmark = pytest.mark.timeout(2 * PATIENCE_SECONDS + 20)
@@ -38,7 +37,7 @@ def run_together(commands, preload=()):
         for command, environment in commands:
             environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
             options = {"stderr": STDOUT, "start_new_session": True, "preload": preload}
-            program = stack.enter_context(_warm.start(command, env=environment, **options))
+            program = stack.enter_context(warm.start(command, env=environment, **options))
             programs.append(program)
             stack.callback(end_all_of, program)
         printed = [program.communicate(timeout=PATIENCE_SECONDS)[0] for program in programs]
@@ -54,7 +53,7 @@ def end_all_of(program):
 
 def run_ranks(world, *command, preload=()):
     """Run ranks that find what torchrun gives them, without it: it has a test of its own."""
-    with _torchrun.environments(world) as each:
+    with torchrun.environments(world) as each:
         run_together([(command, environment) for environment in each], preload)
 
 

@@ -11,11 +11,11 @@ from collections import Counter
 from contextlib import closing, contextmanager
 from functools import partial
 
-import _warm
 import pytest
 import torch
-from _datasets import Points
-from _later import LIGHTNINGS_WARNINGS, later
+from support import warm
+from support.datasets import Points
+from support.later import LIGHTNINGS_WARNINGS, later
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from spdl_torch import DataLoader, PipelineDataset
@@ -30,7 +30,7 @@ from spdl_torch.pipeline import PipelineBuilder
 
 _, modules, callbacks, loggers_of, utilities, monitors = later(
     "lightning",
-    "_lightning_modules",
+    "support.lightning_modules",
     "lightning.pytorch.callbacks",
     "lightning.pytorch.loggers",
     "lightning.pytorch.utilities",
@@ -362,7 +362,7 @@ def test_ranks_are_compared_when_asked(tmp_path):
     those that were measured are compared, and each rank has a file."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = ["-c", ONE_RANK_MEASURES, str(tmp_path)]
-    done = _warm.run(command, env=environment, preload=["lightning"])
+    done = warm.run(command, env=environment, preload=["lightning"])
     assert done.returncode == 0, done.stderr
     seen = [row for row in rows(tmp_path) if "data/b/wait_ratio_mean" in row]
     assert [int(row["step"]) for row in seen] == [0, 1]

@@ -8,7 +8,7 @@ import struct
 import threading
 
 import pytest
-from _datasets import SafeIndices
+from support.datasets import SafeIndices
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.observe import query_task_stats, recording

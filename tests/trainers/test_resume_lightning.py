@@ -10,9 +10,9 @@ from functools import partial
 
 import pytest
 import torch
-from _datasets import Divided, Drawn, DrawnStream, ShuffledSource, StatefulStream
-from _later import LIGHTNINGS_WARNINGS, later
-from _loader_helpers import DataLoader
+from support.datasets import Divided, Drawn, DrawnStream, ShuffledSource, StatefulStream
+from support.later import LIGHTNINGS_WARNINGS, later
+from support.loaders import DataLoader
 from torch.utils.data import DataLoader as TorchLoader, DistributedSampler, RandomSampler
 
 from spdl_torch import PipelineDataset
@@ -21,7 +21,7 @@ from spdl_torch.loader.checkpoint import user_state
 from spdl_torch.pipeline import PipelineBuilder
 
 _, modules, callbacks, utilities, ours = later(
-    *("lightning", "_lightning_modules", "lightning.pytorch.callbacks"),
+    *("lightning", "support.lightning_modules", "lightning.pytorch.callbacks"),
     *("lightning.pytorch.utilities", "spdl_torch.lightning"),
 )
 

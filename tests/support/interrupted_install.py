@@ -12,11 +12,11 @@ import signal
 
 import numpy as np
 import torch
-from _at_call import AtCall
-from _datasets import Drawing
-from _forks import found_in_fork
 
 from spdl_torch import DataLoader
+from support.at_call import AtCall
+from support.datasets import Drawing
+from support.forks import found_in_fork
 
 STEP = 1409
 """Between two places that are tried: a prime, so that loops are not met at one place alone."""

@@ -1,4 +1,4 @@
-"""What test_distributed.py runs as several ranks: ``python _ranks.py PROGRAM FOLDER [OPTION...]``.
+"""What test_distributed.py runs as several ranks: ``python ranks.py PROGRAM FOLDER [OPTION...]``.
 
 Each rank writes what it saw to a file of its own in FOLDER.
 """
@@ -16,12 +16,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.utils.data as torch_data
-from _inside import kept_by
 
 import spdl_torch
 from spdl_torch.data import cached
 from spdl_torch.loader.sampling.distributed_sampler import DistributedSampler
 from spdl_torch.pipeline import PipelineBuilder
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from support.inside import kept_by
 
 NUM_SAMPLES, BATCH_SIZE, NUM_EPOCHS = 22, 3, 2
 GLOBAL_BATCH, NUM_STEPS = 8, 6

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from _forks import found_in_forks
-from _seats import FORKED, NONE, THREADS
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from spdl_torch.loader.rng.patches import can_see_draws
+from support.forks import found_in_forks
+from support.seats import FORKED, NONE, THREADS
 
 MANY = 120
 """Samples in batches of 3: for each of two workers more than are looked at for draws."""

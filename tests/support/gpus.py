@@ -12,12 +12,12 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
-from _gates import PATIENCE_SECONDS
-from _lazy_device import LazyDevice, LazyStream, install, machine, rings
-from _loader_helpers import loader_threads
 from torch.utils.data import Dataset
 
 from spdl_torch.io._transfer import cuda, transfer
+from support.gates import PATIENCE_SECONDS
+from support.lazy_device import LazyDevice, LazyStream, install, machine, rings
+from support.loaders import loader_threads
 
 STREAMS = ("default", "side", "external")
 """On which a program trains: torch's own, another of torch's, one that torch did not make."""

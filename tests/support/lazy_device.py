@@ -21,9 +21,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from _gates import PATIENCE_SECONDS, spdl_threads, until
 
 from spdl_torch.io._transfer import cuda, slabs, transfer
+from support.gates import PATIENCE_SECONDS, spdl_threads, until
 
 HOST = torch.device("cpu")
 POISON = 0xDD

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 
 import torch
-from _gates import PATIENCE_SECONDS
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from support.gates import PATIENCE_SECONDS
 
 
 def share_of_worker(length):

@@ -8,11 +8,11 @@ import os
 
 import pytest
 import torch
-from _gates import shared_memory_of, until
-from _loader_helpers import PATIENCE_SECONDS, assert_threads_end
 
 from spdl_torch import DataLoader
 from spdl_torch.loader.backends.processes.process import reap
+from support.gates import shared_memory_of, until
+from support.loaders import PATIENCE_SECONDS, assert_threads_end
 
 
 def children():

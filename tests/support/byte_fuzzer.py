@@ -37,9 +37,8 @@ NUMBERS = (0, 1, 2, 3, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 2**31 - 1, 2**3
 
 
 def image_readers():
-    from _pictures import KINDS
-
     from spdl_torch.io import decode_image, load_image_batch
+    from support.pictures import KINDS
 
     def read(content):
         assert decode_image(content).shape[0] == 3
@@ -54,9 +53,8 @@ def image_readers():
 
 
 def video_readers():
-    from _videos import KINDS, write_video
-
     from spdl_torch.io import demux_video, load_clip, load_video, uniform_frames
+    from support.videos import KINDS, write_video
 
     small = "scale=32:32,format=rgb24"
 
@@ -74,10 +72,10 @@ def video_readers():
 
 def array_readers():
     import numpy as np
-    from _arrays import SEEDS, little_memory
 
     from spdl_torch.io import load_npy, load_npz
     from spdl_torch.io._array import npz
+    from support.arrays import SEEDS, little_memory
 
     def read(content):
         """Either with either way to inflate; never an array that numpy denies."""
@@ -102,9 +100,8 @@ def array_readers():
 
 
 def tar_readers():
-    from _tars import FORMATS, tar_of
-
     from spdl_torch.io import iter_tarfile
+    from support.tars import FORMATS, tar_of
 
     files = [
         ("a/1.jpg", bytes(range(200)) * 4),

@@ -6,8 +6,6 @@ import base64
 import random
 from html.parser import HTMLParser
 
-from _readings import pipeline_stats, stage
-
 from spdl_torch.engine.timeline import (
     Instant,
     Outcome,
@@ -19,6 +17,7 @@ from spdl_torch.engine.timeline import (
     TwoClocks,
 )
 from spdl_torch.observe import Probes, make_report
+from support.readings import pipeline_stats, stage
 
 HOSTILE = "</script><script>window.pwned = 1</script><img src=http://x.invalid/a onerror=pwned=1>"
 FORMULAS = r"$$\frac{1}{2}$$ \(a\) \[b\] @left $x"

@@ -1,6 +1,6 @@
 """Calls of ``spdl.io``, to be made of SPDL and of ours.
 
-``python _spdl_calls.py FOLDER OUT.npz`` makes them of SPDL: in a process of its own, since its
+``python -m support.spdl_calls FOLDER OUT.npz`` makes them of SPDL: in a process of its own, as its
 FFmpeg is to be that of PyAV.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-HERE = Path(__file__).resolve().parent
+TESTS = Path(__file__).resolve().parents[1]
 SONAMES = ("avutil", "avcodec", "avformat", "avfilter", "avdevice", "swscale", "swresample")
 
 
@@ -115,7 +115,8 @@ def results_of_spdl(folder, out):
             (links / f"lib{name}.so.{major}").symlink_to(library)
     paths = os.pathsep.join([str(links), str(bundled)])
     done = subprocess.run(
-        [sys.executable, str(HERE / "_spdl_calls.py"), str(folder), str(out)],
+        [sys.executable, "-m", "support.spdl_calls", str(folder), str(out)],
+        cwd=TESTS,
         env={**os.environ, "LD_LIBRARY_PATH": paths},
         capture_output=True,
         text=True,

@@ -38,15 +38,15 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE, CompletedProcess
 from unittest.mock import patch
 
-from _forks import end_at_once, fork_server
-from _memory import make_cheap_to_fork
+from support.forks import end_at_once, fork_server
+from support.memory import make_cheap_to_fork
 
 CAN_FORK = sys.platform == "linux"
 PRELOADED = ("spdl_torch.loader.backends.processes.child", "pytest", "hypothesis")
 """What processes that ``multiprocessing`` starts find, beside torch."""
 MOST_DESCRIPTORS = 32
 """Of one program."""
-HERE = str(Path(__file__).parent)
+HERE = str(Path(__file__).parents[1])
 ENVIRONMENT = dict(os.environ)
 """Before any test changes it: what libraries find when they are loaded."""
 _ADOPTS_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER
@@ -160,7 +160,7 @@ def server(preload):
             asking.sendall(json.dumps({"preload": preload}).encode() + b"\n")
         atexit.register(_close, ours, os.getpid())
         return ours
-    code = f"import sys; sys.path.insert(0, {HERE!r}); import _warm; exec(_warm.serve())"
+    code = f"import sys; sys.path.insert(0, {HERE!r}); from support import warm; exec(warm.serve())"
     command = [sys.executable, "-c", code, str(theirs.fileno())]
     with theirs, open(os.devnull, "w") as nothing:
         process = subprocess.Popen(
@@ -282,7 +282,7 @@ _left: list[tuple[str, types.ModuleType]] = []
 def _end_quickly():
     """Let what libraries have imported here, and the static objects of their code, end with this
     process, as memory does."""
-    standard = {*sys.stdlib_module_names, "__main__", __name__}
+    standard = {*sys.stdlib_module_names, "__main__", "support"}
     _left[:] = [each for each in sys.modules.items() if each[0].partition(".")[0] not in standard]
     libc = ctypes.CDLL(None)
     if hasattr(libc, "on_exit"):  # glibc's: it is called with the status, before those of libraries

@@ -15,14 +15,14 @@ from time import monotonic
 from typing import Any
 from unittest.mock import patch
 
-import _warm
 import pytest
 import torch.utils.data as torch_data
-from _gates import PATIENCE_SECONDS, spdl_threads as loader_threads
 from torch.utils.data import dataloader as torch_dataloader
 from torch.utils.data._utils import worker as torch_worker
 
 from spdl_torch import DataLoader
+from support import warm
+from support.gates import PATIENCE_SECONDS, spdl_threads as loader_threads
 
 _COLLECTED_AGAIN_SECONDS = 0.5
 
@@ -192,7 +192,7 @@ def assert_threads_end(threads: list[Any] | None = None) -> None:
 def run_script(body: str, **environment: str) -> Any:
     """Run ``body`` in a process of its own; end it if it hangs."""
     options = {"timeout": 4 * PATIENCE_SECONDS, "ends_whole": True}
-    return _warm.run(["-c", script(body)], env={**os.environ, **environment}, **options)
+    return warm.run(["-c", script(body)], env={**os.environ, **environment}, **options)
 
 
 def script(body: str) -> str:

@@ -14,7 +14,7 @@ from multiprocessing import resource_tracker, util
 from multiprocessing.context import SpawnContext, SpawnProcess
 from unittest.mock import patch
 
-import _warm
+from support import warm
 
 _one_at_a_time = threading.Lock()
 start_python = util.spawnv_passfds
@@ -28,7 +28,7 @@ class ForkedSpawnProcess(SpawnProcess):
         from multiprocessing.popen_spawn_posix import Popen
 
         resource_tracker.ensure_running()  # it is started in the same way, and is not meant
-        with _one_at_a_time, patch.object(util, "spawnv_passfds", _warm.spawnv_passfds):
+        with _one_at_a_time, patch.object(util, "spawnv_passfds", warm.spawnv_passfds):
             return Popen(process)
 
 
@@ -40,16 +40,16 @@ class ForkedSpawnContext(SpawnContext):
 
 def context():
     """For ``multiprocessing_context``; where nothing can be forked, ``spawn`` itself."""
-    return ForkedSpawnContext() if _warm.CAN_FORK else multiprocessing.get_context("spawn")
+    return ForkedSpawnContext() if warm.CAN_FORK else multiprocessing.get_context("spawn")
 
 
 def fork_the_fork_servers():
     """From here on the fork servers that this process starts are forked from the warm one, too."""
-    if not _warm.CAN_FORK:
+    if not warm.CAN_FORK:
         return
 
     def start_or_fork(path, arguments, descriptors):
         is_server = arguments[-1].startswith("from multiprocessing.forkserver ")
-        return (_warm.spawnv_passfds if is_server else start_python)(path, arguments, descriptors)
+        return (warm.spawnv_passfds if is_server else start_python)(path, arguments, descriptors)
 
     util.spawnv_passfds = start_or_fork

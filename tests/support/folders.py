@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-HELPERS = Path(__file__).resolve().parent
-ROOT = HELPERS.parents[1]
+TESTS = Path(__file__).resolve().parents[1]
+ROOT = TESTS.parent
 DATA = ROOT.parent / "shared" / "data"
 PHOTOGRAPHS = DATA / "imagenet"

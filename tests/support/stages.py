@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from _gates import Boom
 from hypothesis import strategies as st
+
+from support.gates import Boom
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ import multiprocessing
 from dataclasses import dataclass, field
 from typing import Any
 
-import _spawned
 import pytest
-from _covering import by_pairs
-from _loader_helpers import torch_loader
 
 from spdl_torch import DataLoader
+from support import spawned
+from support.covering import by_pairs
+from support.loaders import torch_loader
 
 NUM_WORKERS = 2
 
@@ -75,7 +75,7 @@ ONE = Seat("one thread", {**_ON_THREADS, "num_workers": 1}, are_threads=True)
 """For few tests: to an iterable no worker and one are alike."""
 FORKED = Seat("forked", _in_processes("fork"), are_processes=True)
 SERVED = Seat("forkserver", _in_processes("forkserver"), are_processes=True)
-SPAWNED = Seat("spawned", _in_processes(_spawned.context()), are_processes=True)
+SPAWNED = Seat("spawned", _in_processes(spawned.context()), are_processes=True)
 SEATS = (NONE, THREADS, FORKED, SERVED, SPAWNED)
 WITH_WORKERS = tuple(seat for seat in SEATS if seat is not NONE)
 

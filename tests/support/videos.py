@@ -8,7 +8,8 @@ from typing import NamedTuple
 import av
 import numpy as np
 import torch
-from _folders import DATA
+
+from support.folders import DATA
 
 REAL = sorted((DATA / "videos").glob("*.*"))
 

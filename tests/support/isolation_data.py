@@ -11,8 +11,9 @@ import threading
 import numpy as np
 import torch
 import torch.library
-from _forks import end_at_once
 from torch.utils.data import Dataset
+
+from support.forks import end_at_once
 
 
 class Coded(Exception):

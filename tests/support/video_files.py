@@ -11,7 +11,6 @@ import av
 import numpy as np
 import pytest
 import torch
-from _videos import Kind, decode_plainly, write_video
 from hypothesis import given, settings, strategies as st
 
 from spdl_torch.errors import DecodeError
@@ -24,6 +23,7 @@ from spdl_torch.io import (
     sample_decode_video,
     strided_frames,
 )
+from support.videos import Kind, decode_plainly, write_video
 
 QUIET = "log-level=none"
 

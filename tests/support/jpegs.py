@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from _pictures import encode, photograph
 from hypothesis import strategies as st
 
 from spdl_torch.io._image import decode, kernel, libjpeg_turbo
+from support.pictures import encode, photograph
 
 LIBRARY = libjpeg_turbo.find_library()
 CODECS = ["torchvision", *(["libjpeg-turbo"] if LIBRARY else [])]

@@ -7,17 +7,14 @@ import gc
 import sys
 from pathlib import Path
 
-from ._memory import make_cheap_to_fork
+TESTS = str(Path(__file__).parents[1])
 
-HERE = str(Path(__file__).parent)
+sys.path.insert(0, TESTS)
+from support import datasets, hooks, isolation_data  # noqa: E402
+from support.memory import make_cheap_to_fork  # noqa: E402
 
-sys.path.insert(0, HERE)
-import _datasets  # noqa: E402
-import _hooks  # noqa: E402
-import _isolation_data  # noqa: E402
-
-sys.path.remove(HERE)
-__all__ = ["_datasets", "_hooks", "_isolation_data"]
+sys.path.remove(TESTS)
+__all__ = ["datasets", "hooks", "isolation_data"]
 
 gc.collect()
 make_cheap_to_fork()
