@@ -8,6 +8,7 @@ import torch
 from hypothesis import strategies as st
 
 from spdl_torch.io._image import decode, kernel, libjpeg_turbo
+from support.kernels import WAYS, compiled
 from support.pictures import encode, photograph
 
 LIBRARY = libjpeg_turbo.find_library()
@@ -17,7 +18,9 @@ CODECS = ["torchvision", *(["libjpeg-turbo"] if LIBRARY else [])]
 @contextlib.contextmanager
 def having(decoders):
     """Only these libraries are there to decode JPEGs, beside Pillow."""
-    kernel.is_compiled()  # once, with all that it needs
+    for way in WAYS:  # once, with all that they need
+        compiled(way)
+    kernel.is_compiled()
     with pytest.MonkeyPatch.context() as patched:
         if "libjpeg-turbo" not in decoders:
             patched.setattr(libjpeg_turbo, "find_library", lambda: None)

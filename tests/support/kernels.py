@@ -15,9 +15,9 @@ WAYS = ["TorchScript", "eager", *(["extension"] if shutil.which("c++") else [])]
 
 
 @functools.cache
-def _compiled(way):
-    """What calls the kernel's functions; the extension is built once for all runs of these tests,
-    in 10 seconds, if the package has none."""
+def compiled(way):
+    """What calls the kernel's functions; None = Python itself. The extension is built once for all
+    runs of these tests, in 10 seconds, if the package has none."""
     if way == "extension" and extension.load() is None:
         folder = Path(tempfile.gettempdir(), f"pytest-of-{getpass.getuser()}", "spdl_torch")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -28,14 +28,15 @@ def _compiled(way):
                 extension.build()
             extension.load.cache_clear()
             extension.load()
-    return {"TorchScript": kernel._scripted, "extension": extension.load}[way]()
+    ways = {"TorchScript": kernel._scripted, "extension": extension.load, "eager": lambda: None}
+    return ways[way]()
 
 
 @contextlib.contextmanager
 def running(way):
     """The batch kernel runs in this way alone."""
-    compiled = None if way == "eager" else _compiled(way)
-    assert (compiled is None) == (way == "eager")
+    own = compiled(way)
+    assert (own is None) == (way == "eager")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(kernel, "_compiled", lambda: compiled)
+        patched.setattr(kernel, "_compiled", lambda: own)
         yield
