@@ -15,6 +15,13 @@ if TYPE_CHECKING:
     from .dataloader import DataLoader
 
 
+_CHOICES = {
+    "isolation": ("auto", "thread", "process"),
+    "rng": ("sample", "worker"),
+    "on_error": ("raise", "skip"),
+}
+
+
 def check_num_workers(num_workers: Any) -> None:
     """Refuse what torch would fail on later. Negative numbers are left to it. Raises: TypeError."""
     if not (isinstance(num_workers, AutoWorkers) or _is_integer(num_workers)):
@@ -35,30 +42,23 @@ def check_options(loader: DataLoader[Any], dataset: object, num_workers: object)
             "deprecated DataPipes; pass a Dataset or an IterableDataset."
         )
     check_device(loader.device)
-    isolation: Any = loader.isolation
-    if isolation not in ("auto", "thread", "process"):
-        raise UnsupportedOptionError(
-            f'DataLoader: isolation must be "auto", "thread" or "process", got {isolation!r}.'
-        )
-    if isolation == "process" and num_workers == 0:
+    for name, choices in _CHOICES.items():
+        if (given := getattr(loader, name)) not in choices:
+            *others, last = (f'"{each}"' for each in choices)
+            listed = f"{', '.join(others)} or {last}"
+            raise UnsupportedOptionError(f"DataLoader: {name} must be {listed}, got {given!r}.")
+    if loader.isolation == "process" and num_workers == 0:
         raise UnsupportedOptionError(
             'DataLoader: isolation="process" has no effect with num_workers=0, which loads in the '
             "calling thread. Pass num_workers=1 or more, or leave isolation out."
         )
     seed: Any = loader.seed
-    rng: Any = loader.rng
-    if rng not in ("sample", "worker"):
-        raise UnsupportedOptionError(
-            f'DataLoader: rng must be "sample" or "worker", got {rng!r}. The default, "sample", '
-            "gives every sample a random stream of its own."
-        )
-    is_integer = isinstance(seed, numbers.Integral) and not isinstance(seed, bool)
-    if not (seed is None or is_integer):
+    if seed is not None and (isinstance(seed, bool) or not _is_integer(seed)):
         raise UnsupportedOptionError(
             f"DataLoader: seed must be an integer or None, got {seed!r}. With None the random "
             "streams are seeded from generator=, as in torch."
         )
-    if seed is not None and rng == "worker" and num_workers == 0:
+    if seed is not None and loader.rng == "worker" and num_workers == 0:
         raise UnsupportedOptionError(
             f'DataLoader: seed={seed!r} has no effect with rng="worker" and num_workers=0: there '
             "torch draws from the global generators. Leave rng out, or seed with "
@@ -69,13 +69,8 @@ def check_options(loader: DataLoader[Any], dataset: object, num_workers: object)
 
 def _check_error_options(loader: DataLoader[Any], dataset: object) -> None:
     """Refuse options for bad samples that contradict each other. Raises: UnsupportedOptionError."""
-    on_error: Any = loader.on_error
     error_budget, replace = loader.error_budget, loader.replace
-    if on_error not in ("raise", "skip"):
-        raise UnsupportedOptionError(
-            f'DataLoader: on_error must be "raise" or "skip", got {on_error!r}.'
-        )
-    if on_error == "raise" and (error_budget is not None or replace):
+    if loader.on_error == "raise" and (error_budget is not None or replace):
         given = f"error_budget={error_budget!r}" if error_budget is not None else "replace=True"
         raise UnsupportedOptionError(
             f'DataLoader: {given} has no effect with on_error="raise". Pass on_error="skip", or '

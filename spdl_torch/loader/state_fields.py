@@ -20,15 +20,11 @@ def check_version(state: Mapping[str, Any], latest: int, owner: str) -> None:
         raise ValueError(
             f"load_state_dict: expected what {owner}.state_dict() returned, got {got}."
         )
-    if version > latest:
+    if version != latest:
+        remedy = "Upgrade spdl_torch" if version > latest else "Begin an epoch without the state"
         raise ValueError(
-            f"load_state_dict: the state has version {version}, this release knows up to "
-            f"{latest}. Upgrade spdl_torch to load it."
-        )
-    if version < latest:
-        raise ValueError(
-            f"load_state_dict: the state has version {version}, whose format this release no "
-            f"longer reads: {owner} knows version {latest} alone. Begin an epoch without the state."
+            f"load_state_dict: the state has version {version}, whose format this release does not "
+            f"read: {owner} knows version {latest} alone. {remedy}."
         )
 
 

@@ -115,9 +115,17 @@ class DistributedSampler(TorchDistributedSampler[int]):
         return len(self._numbers(0, self._shard()))
 
     def __iter__(self) -> Iterator[int]:
-        shard = self._shard()
-        numbers = self._numbers(self._start, shard)
-        return self._walk(_Indices(numbers, self._length(), self._permutation))
+        numbers, length = self._numbers(self._start, self._shard()), self._length()
+        inside = range(numbers.start, min(numbers.stop, length), numbers.step)
+        # Padding: after its end the order begins again, for one sample at most.
+        beyond = [number % length for number in numbers[len(inside) :]]
+        own: Any = inside
+        order = self._permutation() if numbers else None
+        if order is not None:
+            # A part must not keep the whole permutation.
+            own = order[inside.start : inside.stop : inside.step].clone()
+            beyond = [int(order[number]) for number in beyond]
+        return self._walk(own, beyond)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the passes that begin from now on; a running one keeps its own.
@@ -166,31 +174,14 @@ class DistributedSampler(TorchDistributedSampler[int]):
         dtype = torch.int32 if length < 1 << 31 else torch.int64
         return torch.randperm(length, generator=generator, dtype=dtype, device="cpu")
 
-    def _walk(self, indices: _Indices) -> Iterator[int]:
+    def _walk(self, own: Any, beyond: list[int]) -> Iterator[int]:
         # The pass begins at the first index, not at iter(), which Lightning and loaders also call
         # without iterating.
         self._start = 0
-        yield from indices
-
-
-class _Indices:
-    """The samples at some places of an order, a chunk of Python ints at a time."""
-
-    def __init__(self, numbers: range, length: int, permutation: Any) -> None:
-        inside = range(numbers.start, min(numbers.stop, length), numbers.step)
-        order = permutation() if numbers else None
-        # A part must not keep the whole permutation.
-        self._own = inside if order is None else order[inside.start :: inside.step].clone()
-        self._own = self._own[: len(inside)]
-        # Padding: after its end the order begins again, for one sample at most.
-        beyond = [number % length for number in numbers[len(inside) :]]
-        self._beyond = beyond if order is None else [int(order[number]) for number in beyond]
-
-    def __iter__(self) -> Iterator[int]:
-        for first in range(0, len(self._own), _CHUNK):
-            chunk = self._own[first : first + _CHUNK]
+        for first in range(0, len(own), _CHUNK):
+            chunk = own[first : first + _CHUNK]
             yield from chunk if isinstance(chunk, range) else chunk.tolist()
-        yield from self._beyond
+        yield from beyond
 
 
 def _end(start: int, length: int, world: int, tail: Tail) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch.utils.data import DistributedSampler
 
 _EPOCH_NAMES = ("epoch", "_epoch")
 """The attributes in which samplers keep the number that ``set_epoch`` was given."""
-_NUM_WRAPPED = 8  # samplers inside samplers; a bound, should one contain itself
+_NUM_WRAPPED = 8  # samplers inside samplers; a bound, should one contain itself or any attribute
 
 
 def shard_of(sampler: Any) -> tuple[int, int]:
@@ -73,14 +73,17 @@ def has_length(sized: Any) -> bool:
     return True
 
 
-def nested_samplers(sampler: Any) -> Iterator[Any]:
-    """Yield the sampler and those inside it, from the outside in."""
+def nested_samplers(
+    sampler: Any, inside: Sequence[str] = ("sampler", "batch_sampler")
+) -> Iterator[Any]:
+    """Yield the sampler and those inside it, from the outside in: each is the first of these
+    attributes of the one around it."""
     for _ in range(_NUM_WRAPPED):
         if sampler is None:
             return
         yield sampler
-        inner = getattr(sampler, "sampler", None)
-        sampler = getattr(sampler, "batch_sampler", None) if inner is None else inner
+        inner = (getattr(sampler, name, None) for name in inside)
+        sampler = next((each for each in inner if each is not None), None)
 
 
 def names_of(sampler: Any) -> str:
@@ -88,19 +91,15 @@ def names_of(sampler: Any) -> str:
     return " of ".join(dict.fromkeys(type(each).__name__ for each in nested_samplers(sampler)))
 
 
-_MOST_WRAPPERS = 8
-
-
 def is_shared_out(source: Any) -> bool:
     """Return whether each rank already has its own part: a DistributedSampler, one of
     ``spdl_torch.spdl.source``, or a wrapper of one, such as a batch sampler or a loader.
     """
-    for _ in range(_MOST_WRAPPERS):  # an object with any attribute name would never end
-        if source is None or _is_one_ranks(source):
-            break
-        inner = (getattr(source, name, None) for name in ("batch_sampler", "sampler", "_items"))
-        source = next((part for part in inner if part is not None), None)
-    return _is_one_ranks(source)
+    parts = nested_samplers(source, ("batch_sampler", "sampler", "_items"))
+    return any(
+        isinstance(each, DistributedSampler) or getattr(each, "is_shared_out", False) is True
+        for each in parts
+    )
 
 
 def divides_itself(dataset: object) -> bool:
@@ -117,12 +116,6 @@ def deals_in_turn(source: object) -> bool:
     ``r`` on: how far all ranks have come then says where any other number of them goes on.
     """
     return getattr(type(source), "_deals_in_turn", False) is True
-
-
-def _is_one_ranks(source: Any) -> bool:
-    if isinstance(source, DistributedSampler):
-        return True
-    return getattr(source, "is_shared_out", False) is True
 
 
 _MUTABLE = (list, dict, set, bytearray, np.ndarray, torch.Tensor)
