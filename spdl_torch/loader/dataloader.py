@@ -258,7 +258,7 @@ class DataLoader(TorchDataLoader[T_co]):
 
         Raises: RuntimeError: nothing was loaded yet, or ``stats=False``.
         """
-        return self.profile().report() if self._state.figures.cached_step else self._report()
+        return self.profile().report() if self._state.cached_step else self._report()
 
     def profile(self) -> Profile:
         """Return the report, and what every worker did in the last seconds of the running epoch
@@ -268,7 +268,7 @@ class DataLoader(TorchDataLoader[T_co]):
         """
         from ..observe.trace.tracing import profile_of_run  # brings pages and a store
 
-        cached_step = self._state.figures.cached_step
+        cached_step = self._state.cached_step
         return profile_of_run(self._report(), self._measured().timeline(), cached_step)
 
     def headspace(self, num_batches: int = 10, *, num_steps: int = 100) -> Iterator[T_co]:
@@ -281,13 +281,13 @@ class DataLoader(TorchDataLoader[T_co]):
         """
 
         def keep(seconds: float) -> None:
-            figures.cached_step = seconds
-            figures.stats = measured or figures.stats
+            own.cached_step = seconds
+            own.stats = measured or own.stats
 
         from ..pipeline.caching import cached_batches
 
-        figures = self._state.figures
-        measured = figures.stats  # the statistics of a real epoch stay; keep() puts them back
+        own = self._state
+        measured = own.stats  # the statistics of a real epoch stay; keep() puts them back
         return cached_batches(self, num_batches, num_steps, keep)
 
     @property
@@ -297,7 +297,7 @@ class DataLoader(TorchDataLoader[T_co]):
         1000. ``key`` is the key given to the dataset (for an iterable dataset, the number of the
         item in its worker's iterator), ``error`` the type and text.
         """
-        stats = self._state.figures.stats
+        stats = self._state.stats
         skipped = None if stats is None else stats.skipped
         return [] if skipped is None else skipped.samples.copy()
 
@@ -318,7 +318,7 @@ class DataLoader(TorchDataLoader[T_co]):
         return with_remarks_of(self.dataset, report, own, decided)
 
     def _measured(self) -> EpochStats:
-        measured = self._state.figures.stats
+        measured = self._state.stats
         if not self.stats or measured is None:
             state = "stats=False was given" if not self.stats else "nothing was loaded yet"
             raise RuntimeError(f"DataLoader: there are no figures: {state}.")

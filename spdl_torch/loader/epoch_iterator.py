@@ -71,12 +71,13 @@ class EpochIterator(_BaseDataLoaderIter):
             position.num_epochs_begun = resume.epoch + resume.finished
             if not resume.base.drew_base_seed:
                 self._base = resume.base
+        is_iterable = isinstance(self._dataset, IterableDataset)
         self._tolerance = self._skipped = None
         if loader.on_error == "skip":
-            replaces = loader.replace and not isinstance(self._dataset, IterableDataset)
+            replaces = loader.replace and not is_iterable
             self._tolerance = Tolerance(len(cast("Sized", self._dataset)) if replaces else 0)
             self._skipped = SkippedSamples(loader.error_budget, self._tolerance)
-        self._begun_from = self._worker_states(resume)
+        self._begun_from = self._worker_states(resume) if is_iterable else []
         number = position.num_epochs_begun
         position.num_epochs_begun += 1
         named = number if sampler_epoch is None else sampler_epoch
@@ -160,9 +161,7 @@ class EpochIterator(_BaseDataLoaderIter):
         return nothing_left
 
     def _worker_states(self, resume: ResumeState | None) -> list[WorkerState]:
-        """Return how far each worker's iterable advances before its first batch; [] = map-style."""
-        if not isinstance(self._dataset, IterableDataset):
-            return []
+        """Return how far each worker's iterable advances before its first batch."""
         num_workers = max(1, self._num_workers)
         if resume is None or (resume.finished and not resume.workers):
             return [WorkerState()] * num_workers

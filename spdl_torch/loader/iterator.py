@@ -105,13 +105,16 @@ class LoaderIterator(EpochIterator):
         self._over: str | None = None
         self._is_asked = False  # for a batch, by a next() that is under way
         self._tuner = self._gil = None
-        stage = open_device_stage(loader)
+        stage = None if loader.device is None else open_device_stage(loader)
         self._backend = open_backend(loader, self._load_spec(loader), stage)
         # Before there is anything to end: Ctrl-C may come between. Twice: it may also cut the first
         # one off before it has done anything, and is swallowed there.
-        self._finalizers = [weakref.finalize(self, self._backend.request_stop) for _ in range(2)]
+        stop = self._backend.request_stop
+        self._finalizers = weakref.finalize(self, stop), weakref.finalize(self, stop)
         for finalizer in self._finalizers:
             finalizer.atexit = False  # at exit the thread groups stop the workers
+        self.stats: EpochStats = self._backend.stats
+        """This epoch's; they stay readable after its end and do not keep this iterator alive."""
         try:
             if loader._is_tuned:
                 from .auto_workers import LoaderTuner  # brings the measuring and deciding
@@ -145,7 +148,7 @@ class LoaderIterator(EpochIterator):
             per_sample=loader.rng == "sample",
             worker_init_fn=loader.worker_init_fn,
             finalize=pin,
-            pipeline_number=loader._state.figures.pipeline_number,
+            pipeline_number=loader._state.pipeline_number,
             device_index=torch.accelerator.current_device_index() if self._pin_memory else None,
             timeout=self._timeout,
             most_workers=most_workers,
@@ -155,12 +158,6 @@ class LoaderIterator(EpochIterator):
     def is_here(self) -> bool:
         """Whether it has workers, and they belong to this process."""
         return self._backend.is_here
-
-    def stats(self) -> EpochStats:
-        """Return this epoch's statistics; they stay readable after its end and do not keep this
-        iterator alive.
-        """
-        return self._backend.stats
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         """Begin another epoch of a persistent loader; outstanding jobs are dropped."""
@@ -178,8 +175,7 @@ class LoaderIterator(EpochIterator):
         """Begin an epoch in the backend, and give out its first jobs."""
         backend = self._backend
         self._ring, self._outlet = backend.begin(self._key, self._begun_from, self._order)
-        self._stats = backend.stats
-        self._stats.skipped = self._skipped
+        self.stats.skipped = self._skipped
         if self._tuner is not None:
             self._tuner.begin()
         self._dealing = Dealing(
@@ -188,7 +184,7 @@ class LoaderIterator(EpochIterator):
             max_outstanding=_max_outstanding(loader),
             evenly=not loader.in_order and (self._iterable or loader.rng == "worker"),
         )
-        told = self._stats.starts.time(self._fill) if self._num_workers else None
+        told = self.stats.starts.time(self._fill) if self._num_workers else None
         if told is not None:
             raise told.error
         self._over = None
@@ -249,7 +245,11 @@ class LoaderIterator(EpochIterator):
                 if handed is not None:
                     self._ring.got(handed.number)
                 # Last: a batch that Ctrl-C keeps from the loop has to come again after resuming.
-                self._note(result)
+                if self._iterable:
+                    is_end = result.__class__ is Exhausted
+                    self._order.handed_by(result.number, result.progress, is_end=is_end)
+                else:
+                    self._order.handed(result.number)
                 if handed is not None:
                     return handed  # type: ignore[no-any-return]  # Loaded, Failed
         except BaseException as error:  # a handler's, or a bug of ours
@@ -280,7 +280,7 @@ class LoaderIterator(EpochIterator):
 
     def _make(self) -> Told | None:
         """Without workers: make the next batch here, and hold it. Return as ``_hold``."""
-        job = self._stats.draws.time(self._order.draw, self._sampler_iter, 0)
+        job = self.stats.draws.time(self._order.draw, self._sampler_iter, 0)
         if job is None:
             return self._end_epoch()
         if isinstance(job, Told):
@@ -306,7 +306,7 @@ class LoaderIterator(EpochIterator):
         if self._tuner is not None:
             self._tuner.after(getattr(result, "batch", None))
         if self._gil is not None:
-            self._gil.look(self._stats)
+            self._gil.look(self.stats)
         return None
 
     def _fill(self) -> Told | None:
@@ -318,7 +318,7 @@ class LoaderIterator(EpochIterator):
         while dealing.num_out < dealing.max_outstanding:
             if (worker := dealing.next_worker()) is None:
                 break
-            job = self._stats.draws.time(self._order.draw, self._sampler_iter, worker)
+            job = self.stats.draws.time(self._order.draw, self._sampler_iter, worker)
             if job is None:
                 break
             if isinstance(job, Told):
@@ -375,14 +375,6 @@ class LoaderIterator(EpochIterator):
         )
         return None
 
-    def _note(self, result: Any) -> None:
-        """Record ``result`` as handed out, so a state taken now continues after it."""
-        if not self._iterable:
-            self._order.handed(result.number)
-        else:
-            is_end = type(result) is Exhausted
-            self._order.handed_by(result.number, result.progress, is_end=is_end)
-
     def ask_ended(self, workers: Sequence[int]) -> None:
         """Ask these idle workers for the states of their datasets, after an epoch in which nobody
         had asked for states.
@@ -393,8 +385,9 @@ class LoaderIterator(EpochIterator):
         for _ in workers:
             if (instead := self._hold()) is not None:
                 raise instead.error
-            result, self._dealing.held = self._dealing.held, None
-            self._note(result)
+            result: Any = self._dealing.held
+            self._dealing.held = None
+            self._order.handed_by(result.number, result.progress, is_end=True)
 
     def _lose(self, error: BaseException) -> Told:
         """End the epoch with an error, after which it is over; or as closed by another thread.

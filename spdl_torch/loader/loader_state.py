@@ -42,20 +42,6 @@ if TYPE_CHECKING:
     from .stats.stats import EpochStats
 
 
-class LoaderFigures:
-    """What was measured of one loader."""
-
-    def __init__(self) -> None:
-        self.pipeline_number = new_pipeline_number()
-        """The number of the loader in traces, the same for all its epochs."""
-        self.stats: EpochStats | None = None
-        """The statistics of the running epoch or, between epochs, of the last one."""
-        self.cached_step: float | None = None
-        """The seconds of a training step over cached batches, if ``headspace()`` measured it."""
-        self.unpacking: Unpacking | None = None
-        """How long batches of worker processes take to be unpacked; None = there were none."""
-
-
 _logger = logging.getLogger("spdl_torch.data")
 
 _OTHER_NUMBERS = (
@@ -255,7 +241,14 @@ class LoaderState:
 
     def __init__(self) -> None:
         self.position = LoaderPosition()
-        self.figures = LoaderFigures()
+        self.pipeline_number = new_pipeline_number()
+        """The number of the loader in traces, the same for all its epochs."""
+        self.stats: EpochStats | None = None
+        """The statistics of the running epoch or, between epochs, of the last one."""
+        self.cached_step: float | None = None
+        """The seconds of a training step over cached batches, if ``headspace()`` measured it."""
+        self.unpacking: Unpacking | None = None
+        """How long batches of worker processes take to be unpacked; None = there were none."""
         # Not a WeakSet, in whose callbacks, written in Python, Ctrl-C would be lost.
         self._iterators: list[ref[Any]] = []
         self._num_processes: int | None = None
@@ -269,7 +262,7 @@ class LoaderState:
         """Know a ``LoaderIterator`` for as long as somebody holds it, and report what it
         measures."""
         self._iterators = [*map(ref, self.iterators()), ref(iterator)]
-        self.figures.stats = iterator.stats()
+        self.stats = iterator.stats
 
     def iterators(self) -> list[Any]:
         """Return the iterators of the loader that somebody still holds."""

@@ -59,9 +59,9 @@ def open_backend(loader: DataLoader[Any], spec: LoadSpec, stage: DeviceStage | N
             from .backends.processes.hearing import Unpacking
             from .backends.processes.processes import Processes
 
-        if loader._state.figures.unpacking is None:
-            loader._state.figures.unpacking = Unpacking()
-        unpacking = loader._state.figures.unpacking
+        if loader._state.unpacking is None:
+            loader._state.unpacking = Unpacking()
+        unpacking = loader._state.unpacking
         return Processes(spec, stage, placement, unpacking, loader.multiprocessing_context)
     with collected_later():
         from .backends.threads import Threads

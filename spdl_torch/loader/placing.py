@@ -207,57 +207,51 @@ _PUTS = 'thread_safe = True in the dataset or isolation="thread" puts the worker
 
 def placement_of(loader: DataLoader[Any]) -> Placement:
     """Return where the loader's workers live."""
-    num_workers, isolation = int(loader.num_workers), loader.isolation
-    if num_workers == 0:
-        return _on_threads(0, "num_workers=0 loads in the calling thread")
-    if isolation == "thread":
-        unless_safe = _unless_safe(vouching_for(loader))
-        return _on_threads(num_workers, f'isolation="thread" was given{unless_safe}')
+    num_workers = int(loader.num_workers)
+    reason, remedy = _reason_of(loader)
+    num_processes = 0 if remedy is None else num_workers
+    return Placement(
+        num_workers=num_workers, num_processes=num_processes, reason=reason, remedy=remedy or ""
+    )
+
+
+def _reason_of(loader: DataLoader[Any]) -> tuple[str, str | None]:
+    """Return why the workers live where they do, and what would let them be threads; None = they
+    are, or there are none."""
+    isolation = loader.isolation
+    if loader.num_workers == 0:
+        return "num_workers=0 loads in the calling thread", None
     if isolation == "process":
         remedy = (
             f'If the dataset is safe on threads ({_CHECK}), isolation="thread" puts them there.'
         )
-        reason = 'isolation="process" was given'
-        return _in_processes(num_workers, reason, remedy)
-    if starts_threads(loader.multiprocessing_context):
-        return _on_threads(num_workers, "the multiprocessing_context starts threads")
+        return 'isolation="process" was given', remedy
+    if isolation == "auto" and starts_threads(loader.multiprocessing_context):
+        return "the multiprocessing_context starts threads", None
     found = vouching_for(loader)
+    refuses = f"{name_of(found.refusing)} says thread_safe = False"
+    if isolation == "thread":
+        reason = 'isolation="thread" was given'
+        if found.refusing is not None:
+            reason = f"{reason}, though {refuses}"
+        elif found.unknown:
+            reason = f"{reason}, and nothing else vouches for {found.unknown}"
+        return reason, None
     if found.refusing is not None:
-        remedy = (
+        return refuses, (
             f"Once it is safe on threads ({_CHECK}), thread_safe = True puts the workers there."
         )
-        reason = f"{name_of(found.refusing)} says thread_safe = False"
-        return _in_processes(num_workers, reason, remedy)
     if found.unknown:
-        remedy = f"If it is ({_CHECK}), {_PUTS}."
-        reason = f"{found.unknown} is not known to be safe on threads"
-        return _in_processes(num_workers, reason, remedy)
+        return (
+            f"{found.unknown} is not known to be safe on threads",
+            f"If it is ({_CHECK}), {_PUTS}.",
+        )
     if not install():
         reason = f"torch {torch.__version__} cannot redirect the random draws of one thread"
-        remedy = "On another release of torch they may be threads."
-        return _in_processes(num_workers, reason, remedy)
+        return reason, "On another release of torch they may be threads."
     if found.declaring is not None:
-        reason = f"{name_of(found.declaring)} says thread_safe = True"
-    else:
-        reason = f"{name_of(loader.dataset)} is known to be safe on threads"
-    return _on_threads(num_workers, reason)
-
-
-def _unless_safe(found: Vouching) -> str:
-    """Return what the log says where threads were asked for and nothing else vouches for them."""
-    if found.refusing is not None:
-        return f", though {name_of(found.refusing)} says thread_safe = False"
-    return f", and nothing else vouches for {found.unknown}" if found.unknown else ""
-
-
-def _on_threads(num_workers: int, reason: str) -> Placement:
-    return Placement(num_workers=num_workers, num_processes=0, reason=reason)
-
-
-def _in_processes(num_workers: int, reason: str, remedy: str) -> Placement:
-    return Placement(
-        num_workers=num_workers, num_processes=num_workers, reason=reason, remedy=remedy
-    )
+        return f"{name_of(found.declaring)} says thread_safe = True", None
+    return f"{name_of(loader.dataset)} is known to be safe on threads", None
 
 
 # What threads may share without a word of the user's: datasets that are lists and arrays of nothing

@@ -354,5 +354,5 @@ def test_error_does_not_keep_the_batch_alive():
     seen = [weakref.ref(item) for item in next(batches)]
     gc.collect()
     assert [ref() for ref in seen] == [None, None]
-    assert "raise ValueError" in state_of(loader).figures.stats.skipped.errors[0].__notes__[-1]
+    assert "raise ValueError" in state_of(loader).stats.skipped.errors[0].__notes__[-1]
     del batches

@@ -330,7 +330,7 @@ class Use:
         """Reading figures, or a state, changes nothing."""
         if isinstance(self.loader, DataLoader):
             json.dumps(self.loader.state_dict())
-            if state_of(self.loader).figures.stats is not None:
+            if state_of(self.loader).stats is not None:
                 assert len(self.loader.snapshot().stages) == 2
                 assert str(self.loader.report())
         return len(self.loader)

@@ -100,7 +100,7 @@ def test_loop_waits_while_it_draws_from_the_sampler(seat, kind):
 
 def seconds_in_queue(batches):
     """What the loop has waited for workers alone."""
-    own = batches.stats()
+    own = batches.stats
     return seconds_waited(own.snapshot(of_workers=True)) if isinstance(own, WorkersStats) else 0.0
 
 

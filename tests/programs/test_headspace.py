@@ -54,7 +54,7 @@ def test_the_report_tells_how_much_longer_steps_take(make):
     (timeline,) = loader.profile().timelines
     turns = next(row for row in timeline.rows if row.role == "consumer").turns
     step = statistics.median(turn.ended_ns - turn.started_ns for turn in turns[3:]) / 1e9
-    cached_step = state_of(loader).figures.cached_step if make is loader_of else loader._cached_step
+    cached_step = state_of(loader).cached_step if make is loader_of else loader._cached_step
     assert (slowdown + 1) * cached_step == pytest.approx(step)
     assert (cached_step >= 0.5e-3, step >= 1e-3) == (True, True)  # no step was shorter
     assert f"step over cached batches {slowdown:+.0%}" in shown(loader.report())

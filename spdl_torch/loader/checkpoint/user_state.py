@@ -34,7 +34,11 @@ _MOST_SHARE = 20
 
 def keeps_state(each: Any) -> bool:
     """Return whether the object has both methods, with any arguments. Calls neither."""
-    return all(callable(_attribute(each, name)) for name in ("state_dict", "load_state_dict"))
+    try:
+        own = getattr(each, "state_dict", None), getattr(each, "load_state_dict", None)
+    except unless_of_handler(Exception):  # the user's property fails; torch would not read it
+        return False
+    return callable(own[0]) and callable(own[1])
 
 
 def state_of(each: Any) -> Any:
@@ -164,19 +168,15 @@ class OwnState:
 
     def reached(self, num_items: int, *, ended: bool) -> WorkerState:
         """Return the iterable's progress after ``num_items`` items."""
+        reached = WorkerState(num_items, ended, keeper=self._keeper, failure=self._failure)
         is_known = self._state is not None and self._failure is None
         # The state after the last item is not that of the end: code may follow the last yield.
         if not is_known or (ended and not self._is_of_end):
-            return WorkerState(
-                num_items=num_items, ended=ended, keeper=self._keeper, failure=self._failure
-            )
-        return WorkerState(
-            num_items=num_items,
-            ended=ended,
+            return reached
+        return reached._replace(
             state=self._state,
             of_dataset=self._is_datasets,
             num_after=num_items - self._num_items,
-            keeper=self._keeper,
         )
 
 
@@ -187,13 +187,6 @@ def _cut_context(error: BaseException, outer: BaseException | None) -> None:
         if each.__context__ is outer:
             each.__context__ = None
         each = each.__context__
-
-
-def _attribute(each: Any, name: str) -> Any:
-    try:
-        return getattr(each, name, None)
-    except unless_of_handler(Exception):  # the user's property fails; torch would not read it
-        return None
 
 
 class Passes(Protocol):

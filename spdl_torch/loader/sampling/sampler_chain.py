@@ -61,7 +61,9 @@ def set_sampler_epoch(sampler: Any, epoch: int) -> None:
 
 
 def _with_epochs(sampler: Any) -> Iterator[Any]:
-    return (s for s in nested_samplers(sampler) if callable(getattr(s, "set_epoch", None)))
+    for each in nested_samplers(sampler):
+        if callable(getattr(each, "set_epoch", None)):
+            yield each
 
 
 def has_length(sized: Any) -> bool:
@@ -82,8 +84,10 @@ def nested_samplers(
         if sampler is None:
             return
         yield sampler
-        inner = (getattr(sampler, name, None) for name in inside)
-        sampler = next((each for each in inner if each is not None), None)
+        outer, sampler = sampler, None
+        for name in inside:
+            if (sampler := getattr(outer, name, None)) is not None:
+                break
 
 
 def names_of(sampler: Any) -> str:
