@@ -200,13 +200,13 @@ class PipelineDataset(IterableDataset[T_co]):
             if not isinstance(error, PipelineFailure):
                 raise
             current.is_failure_raised = True
-            if progress.fits:
+            if not progress.misfits:
                 raise
         finally:
             ended.set()
             self._end_pass(current)
             progress.is_over = True
-        if not progress.fits:
+        if progress.misfits:
             self._state.put_back(progress)
         progress.check_fit()
         # The last statement, and no call: what Ctrl-C cuts off has not shown the loop its end.

@@ -175,7 +175,8 @@ class DatasetState:
             if is_empty:
                 self._next_epoch, self._to_resume = resume.epoch + 1, None
             return is_empty
-        return self._progress is not None and self._progress.resumed_at >= length > 0
+        resumed = None if self._progress is None else self._progress.resumed
+        return resumed is not None and resumed.num_items >= length > 0
 
 
 def _runs_once(source: Any) -> bool:

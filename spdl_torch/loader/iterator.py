@@ -34,7 +34,6 @@ from .sampling.sampler_chain import names_of, num_ranks
 from .user_warnings import warn
 
 if TYPE_CHECKING:
-    from .backends.jobs import Result
     from .dataloader import DataLoader
     from .stats.stats import EpochStats
 
@@ -271,8 +270,7 @@ class LoaderIterator(EpochIterator):
             if self._dealing.held is None:
                 if not self._dealing.num_out:
                     return self._end_epoch()
-                instead = self._keep(self._backend.take(self._timeout or channel.STALL_SECONDS))
-                if instead is not None:
+                if (instead := self._receive()) is not None:
                     return instead
             return self._fill()
         finally:
@@ -292,13 +290,17 @@ class LoaderIterator(EpochIterator):
             self._sampler_iter = iter(())
         return None
 
-    def _keep(self, result: Result | Told | None) -> Told | None:
-        """Hold a result, and count it; wait on if there is none. Return what comes in its place."""
-        if result is None:
+    def _receive(self) -> Told | None:
+        """Wait for a result, hold it, and count it. Return what comes in its place."""
+        seconds = waited = self._timeout or channel.STALL_SECONDS
+        while (result := self._backend.take(seconds)) is None:
             if self._timeout:
                 text = f"DataLoader timed out after {self._timeout} seconds. {self._at_work()}"
                 return Told(RuntimeError(text))
-            result = self._receive_late()
+            _logger.warning(
+                "DataLoader: the loop has waited %g s for a batch. %s", waited, self._at_work()
+            )
+            seconds, waited = waited, 2 * waited
         if isinstance(result, Told) or (isinstance(result, Failed) and result.ends):
             return self._lose(result.error)
         worker = self._order.worker_of(result.number)
@@ -332,16 +334,6 @@ class LoaderIterator(EpochIterator):
         if error is not None:  # pickle's, or that of the index's own __reduce__
             where = f"in sending a worker what the sampler ({names_of(self._index_sampler)}) gave"
             add_thread_note(error, where, describe_batch(job.number, job.index))
-
-    def _receive_late(self) -> Result | Told:
-        waited = channel.STALL_SECONDS
-        while True:
-            _logger.warning(
-                "DataLoader: the loop has waited %g s for a batch. %s", waited, self._at_work()
-            )
-            if (result := self._backend.take(waited)) is not None:
-                return result
-            waited += waited
 
     def _at_work(self) -> str:
         awaited = self._order.num_jobs - self._dealing.num_out if self._in_order else None

@@ -81,8 +81,11 @@ class LoaderPosition:
         """
         self._is_wanted = True
         self._is_wanted_before = self._is_wanted_before or before
-        if self.order is not None:
-            self.order.is_wanted = self.is_collected(inline=self.order.own is not None)
+        self._want_of(self.order)
+
+    def _want_of(self, order: Order | None) -> None:
+        if order is not None:
+            order.is_wanted = self.is_collected(inline=order.own is not None)
 
     def is_collected(self, *, inline: bool) -> bool:
         """Return whether an iterable is asked for its state after every batch.
@@ -91,8 +94,11 @@ class LoaderPosition:
         """
         return self._is_wanted_before if inline else self._is_wanted
 
-    def state(self, loader: TorchDataLoader[Any], *, num_back: int = 0) -> dict[str, Any]:
-        """Return the state as it was before the last ``num_back`` batches, two at most."""
+    def state(
+        self, loader: TorchDataLoader[Any], order: Order | None = None, *, num_back: int = 0
+    ) -> dict[str, Any]:
+        """Return the state as it was before the last ``num_back`` batches, two at most. ``order``:
+        that of a pass which another one has interrupted; None = of the last one."""
         from .checkpoint.made_by import made_by
 
         was_wanted = self._is_wanted
@@ -104,7 +110,8 @@ class LoaderPosition:
             return self._not_begun(loader, self.to_resume)
         # A handler may ask while an epoch begins: its draws come again.
         generators = self.before_draws or [each.get_state() for each in generators_of(loader)]
-        order = self.order
+        order = order or self.order
+        self._want_of(order)
         if order is None:
             state = before_first_epoch(loader, generators)
         else:

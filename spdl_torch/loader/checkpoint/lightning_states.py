@@ -25,13 +25,11 @@ Lightning's private attributes for this is in this file.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping, MutableMapping, Sequence
 from itertools import zip_longest
 from types import FrameType
 from typing import Any
 
-from ...scopes import scope
 from ..sampling.sampler_chain import has_length, set_sampler_epoch
 from ..user_warnings import warn
 
@@ -83,10 +81,12 @@ class _Hooks:
         self._saved = [new or old for new, old in zip_longest(given, self._saved[: len(given)])]
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Correct a resumed loader where Lightning did not."""
+        """Correct a resumed loader where Lightning did not; have the loaders collect states."""
         _correct_resumed_loaders(trainer, self._saved)
         self._saved, self._held_one_back = [], False
-        _want_states(trainer)
+        if trainer.checkpoint_callbacks:
+            for loader in filter(_is_loader, _flattened(trainer.fit_loop)):
+                loader._state.position.want(before=not has_length(loader))
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Remember whether the loaders are ahead of training, for a checkpoint that is saved later.
@@ -117,17 +117,9 @@ def _is_ours(loader: Any) -> bool:
     return hasattr(type(loader), "_state_to_resume")
 
 
-def _is_pipeline(loader: Any) -> bool:
-    return hasattr(type(loader), "_begun_pass")
-
-
-def _want_states(trainer: Any) -> None:
-    """Make the loaders collect states for checkpoints. Called when training starts."""
-    if not trainer.checkpoint_callbacks:
-        return
-    for loader in _flattened(trainer.fit_loop):
-        if _is_ours(loader) and not _is_pipeline(loader):
-            loader._state.position.want(before=not has_length(loader))
+def _is_loader(loader: Any) -> bool:
+    """Return whether it is one of ours and no ``PipelineDataset``."""
+    return _is_ours(loader) and not hasattr(type(loader), "_begun_pass")
 
 
 def _holds_one_back(trainer: Any) -> bool:
@@ -147,25 +139,11 @@ def _correct_saved_states(
     pairs = zip_longest(_flattened(trainer.fit_loop), iterators)
     pairs_with_states = [each for each in pairs if hasattr(each[0], "state_dict")]
     for number, (loader, iterator) in enumerate(pairs_with_states[: len(states)]):
-        if not _is_ours(loader):
-            continue
-        position = None if _is_pipeline(loader) else loader._state.position
-        order = getattr(iterator, "_order", None)
-        is_lent = position is not None and order is not None and order is not position.order
-        if not (num_ahead or is_lent):
-            continue
-        with _order_of(position, order) if is_lent else nullcontext():
+        order = getattr(iterator, "_order", None) if _is_loader(loader) else None
+        if order is not None and order is not loader._state.position.order:
+            states[number] = loader._state.position.state(loader, order, num_back=num_ahead)
+        elif num_ahead and _is_ours(loader):
             states[number] = loader._state_before(num_ahead)
-
-
-@scope
-def _order_of(position: Any, order: Any) -> Iterator[None]:
-    """Have a loader's position be that of a pass that another one has interrupted."""
-    before, position.order = position.order, order
-    try:
-        yield
-    finally:
-        position.order = before
 
 
 def _correct_resumed_loaders(trainer: Any, saved: Sequence[Any]) -> None:
@@ -247,14 +225,13 @@ class _Resumed:
         ``ends_again``: it has done so for an epoch whose end it makes again, and begins the next.
         """
         loader, goes_on = self._loader, begins or not is_over
-        is_pipeline = _is_pipeline(loader)
         if not self.is_ours:
             return
         if self._state is not None and self.has_finished and (goes_on or ends_again):
             # iter() has begun its next epoch, which comes again, or later.
             loader.load_state_dict(self._state)
             self._is_on = True
-        elif is_pipeline:
+        elif not _is_loader(loader):
             goes_over = is_over or begins
             self._is_on = self._nothing_left
             if goes_over and not self.is_over:
@@ -267,7 +244,7 @@ class _Resumed:
     def name_epoch(self, epoch: int) -> None:
         """Set the epoch of its sampler, which Lightning does later: workers' indices are drawn as
         the epoch begins."""
-        if self.is_ours and not _is_pipeline(self._loader):
+        if _is_loader(self._loader):
             set_sampler_epoch(self._loader._index_sampler, epoch)
 
 

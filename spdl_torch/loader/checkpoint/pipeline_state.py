@@ -120,8 +120,10 @@ class PassProgress:
         """The number of items handed out, including those before a resume."""
         self.pipeline: Pipeline[Any] | None = None
         self.misfits: list[str] = []
-        """What says that the source is shorter than the state's position."""
-        self._resume: PassState | None = None
+        """What says that the source is shorter than the state's position, as far as it was
+        iterated."""
+        self.resumed: PassState | None = None
+        """The state that the pass resumes in its middle; None = it began at its beginning."""
         self._epoch = epoch
         self._world = world
         self._per_output = items_per_output(stages)
@@ -136,23 +138,13 @@ class PassProgress:
         """Collect states from now on."""
         self.is_wanted, self.began_wanted = True, self.began_wanted or self.pipeline is None
 
-    @property
-    def resumed(self) -> PassState | None:
-        """The state that the pass resumes in its middle; None = it began at its beginning."""
-        return self._resume
-
-    @property
-    def resumed_at(self) -> int:
-        """The number of items handed out before the resume."""
-        return 0 if self._resume is None else self._resume.num_items
-
     def begin(
         self, part: Any, resume: PassState | None, *, is_fixed: bool, rests: bool = False
     ) -> Any:
         """Begin the pass, and return the rest of the source's ``part`` after ``resume``. ``rests``:
         the source has just been given its state after the pass before.
         """
-        start, self._source, self._resume = 0, part, resume
+        start, self._source, self.resumed = 0, part, resume
         if resume is not None and resume.num_source is not None:
             start = resume.start_for(self._world, fixed=is_fixed)
             self.num_items = start // (self._per_output or 1)
@@ -183,11 +175,11 @@ class PassProgress:
         return max(0, self.num_items - 2) * (self._per_output or 0)
 
     def throw_away(self, items: Iterator[Any]) -> None:
-        """Make again, and drop, the items that were handed out before the resume; see ``fits``
+        """Make again, and drop, the items that were handed out before the resume; see ``misfits``
         where there are fewer."""
-        if self._resume is None or self._resume.num_source is not None:
+        if self.resumed is None or self.resumed.num_source is not None:
             return
-        num_before = self._resume.num_items
+        num_before = self.resumed.num_items
         if num_before:
             _logger.info("PipelineDataset: making %d items again", num_before)
         for _ in islice(items, num_before):
@@ -195,11 +187,6 @@ class PassProgress:
         if self.num_items < num_before:
             early = ended_early("num_items", self._source, self.num_items, num_before)
             self.misfits.append(str(early))
-
-    @property
-    def fits(self) -> bool:
-        """Whether there were all items before the resume, as far as it was iterated."""
-        return not self.misfits
 
     def check_fit(self) -> None:
         """Raise the error of a source that ended before the resume. The pipeline's failure has it,
@@ -226,8 +213,8 @@ class PassProgress:
             return PassState(
                 epoch=self._epoch, finished=True, world=self._world, source=self.source_at_rest()
             )
-        if self.pipeline is None and self._resume is not None:
-            return self._resume  # the pass has begun, its pipeline has not
+        if self.pipeline is None and self.resumed is not None:
+            return self.resumed  # the pass has begun, its pipeline has not
         num_items, num_source = self.num_items - num_back, None
         num_lost = 0 if self.pipeline is None else self.pipeline.num_lost
         if self._per_output is not None and not num_lost:

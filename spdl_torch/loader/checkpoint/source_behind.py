@@ -35,25 +35,36 @@ def source_behind(
     if not start:
         return source
     misfits = [] if misfits is None else misfits
-    if isinstance(source, AsyncIterable):
-        return _AsyncBehind(source, start, most_missing, misfits)
-    return Behind(source, start, misfits, most_missing=most_missing)
+    kind = _AsyncBehind if isinstance(source, AsyncIterable) else Behind
+    return kind(source, start, most_missing, misfits)
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
+class _Behind:
     """A source without its first items."""
 
     source: Any
     start: int
-    misfits: list[str]
-    may_jump: bool = True
-    """Whether the source may begin at ``start`` by its ``iterate``."""
-    most_missing: int = 0
+    most_missing: int
     """The most items by which the source may be shorter than ``start``: what an incomplete last
     group lacked."""
+    misfits: list[str]
     field: str = "num_source"
     """The state's field from which ``start`` is."""
+
+    def _check(self, num_items: int) -> None:
+        if num_items < self.start - self.most_missing:
+            error = ended_early(self.field, self.source, num_items, self.start)
+            self.misfits.append(str(error))
+            raise error
+
+
+@dataclass(frozen=True, slots=True)
+class Behind(_Behind):
+    """The rest of an iterable."""
+
+    may_jump: bool = True
+    """Whether the source may begin at ``start`` by its ``iterate``."""
 
     def __iter__(self) -> Iterator[Any]:
         if not (self.may_jump and hasattr(self.source, "iterate")):
@@ -84,32 +95,19 @@ class Behind:
         self._check(sum(1 for _ in islice(items, self.start)))
         yield from items
 
-    def _check(self, num_items: int) -> None:
-        if num_items < self.start - self.most_missing:
-            error = ended_early(self.field, self.source, num_items, self.start)
-            self.misfits.append(str(error))
-            raise error
-
 
 @dataclass(frozen=True, slots=True)
-class _AsyncBehind:
-    source: AsyncIterable[Any]
-    start: int
-    most_missing: int
-    misfits: list[str]
+class _AsyncBehind(_Behind):
+    """The rest of an asynchronous one."""
 
     async def __aiter__(self) -> AsyncIterator[Any]:
-        left = self.start
+        num_passed = 0
         async for item in self.source:
-            if left:
-                left -= 1
+            if num_passed < self.start:
+                num_passed += 1
             else:
                 yield item
-        if left > self.most_missing:
-            num_items = self.start - left
-            error = ended_early("num_source", self.source, num_items, self.start)
-            self.misfits.append(str(error))
-            raise error
+        self._check(num_passed)
 
 
 class Watched:
@@ -142,10 +140,10 @@ class Watched:
             self._items = Behind(
                 _Begun(keeper) if num_after == start else keeper,
                 num_after,
+                most_missing,
                 misfits,
-                may_jump=False,
-                most_missing=most_missing,
                 field="num_after",
+                may_jump=False,
             )
         else:
             items = _Begun(keeper) if rests else keeper
