@@ -24,7 +24,7 @@ _CHOICES = {
 
 def check_num_workers(num_workers: Any) -> None:
     """Refuse what torch would fail on later. Negative numbers are left to it. Raises: TypeError."""
-    if not (isinstance(num_workers, AutoWorkers) or _is_integer(num_workers)):
+    if not isinstance(num_workers, AutoWorkers | numbers.Integral):
         raise TypeError(
             f'DataLoader: num_workers must be an integer >= 0 or "auto", got {num_workers!r}. '
             "0 loads in the calling thread."
@@ -53,7 +53,7 @@ def check_options(loader: DataLoader[Any], dataset: object, num_workers: object)
             "calling thread. Pass num_workers=1 or more, or leave isolation out."
         )
     seed: Any = loader.seed
-    if seed is not None and (isinstance(seed, bool) or not _is_integer(seed)):
+    if not (seed is None or _is_integer(seed)):
         raise UnsupportedOptionError(
             f"DataLoader: seed must be an integer or None, got {seed!r}. With None the random "
             "streams are seeded from generator=, as in torch."
@@ -76,9 +76,7 @@ def _check_error_options(loader: DataLoader[Any], dataset: object) -> None:
             f'DataLoader: {given} has no effect with on_error="raise". Pass on_error="skip", or '
             "leave it out."
         )
-    is_count = _is_integer(error_budget) and not isinstance(error_budget, bool)
-    is_right = error_budget is None or (error_budget >= 0 if is_count else _is_share(error_budget))
-    if not is_right:
+    if not (error_budget is None or _is_count(error_budget) or _is_share(error_budget)):
         raise UnsupportedOptionError(
             "DataLoader: error_budget must be a count >= 0 or a share above 0 and up to 1.0, got "
             f"{error_budget!r}."
@@ -90,11 +88,14 @@ def _check_error_options(loader: DataLoader[Any], dataset: object) -> None:
         )
 
 
-def _is_share(value: Any) -> bool:
-    from fractions import Fraction  # imports decimal, for an option that few give
-
-    return isinstance(value, float | Fraction) and 0 < value <= 1
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
-def _is_integer(value: object) -> bool:
-    return isinstance(value, numbers.Integral)
+def _is_count(value: Any) -> bool:
+    return _is_integer(value) and value >= 0
+
+
+def _is_share(value: Any) -> bool:  # a Fraction is Rational
+    is_number = isinstance(value, float | numbers.Rational) and value is not True
+    return is_number and 0 < float(value) <= 1

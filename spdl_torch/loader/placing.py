@@ -104,7 +104,8 @@ def vouching_for(loader: DataLoader[Any], *, looks_at_data: bool = True) -> Vouc
         return found
     # Without default_collate, which copies, a batch may be the dataset's own memory. Groups are
     # batches already.
-    makes_batches = default_convert if _parts_of(dataset).collate else default_collate
+    parts = _parts_of(dataset)
+    makes_batches = default_convert if parts and parts.collate else default_collate
     if collate_fn is not default_collate and collate_fn is not makes_batches:
         return Vouching(unknown=f"collate_fn={name_of(collate_fn)}")
     if loader.worker_init_fn is not None:
@@ -131,9 +132,9 @@ def _look(dataset: Any, looks_at_data: bool, depth: int) -> Vouching:
     if kind is TensorDataset:
         is_plain = set(map(type, dataset.tensors)) <= {torch.Tensor}
         return Vouching(unknown="" if is_plain else name_of(dataset))
-    if not _is_known(kind) or not depth:
-        return Vouching(unknown=name_of(dataset))
     parts = _parts_of(dataset)
+    if parts is None or not depth:
+        return Vouching(unknown=name_of(dataset))
     if unknown := _unknown_attribute(dataset, parts):
         return Vouching(unknown=unknown)
     inner = getattr(dataset, parts.datasets) if parts.datasets else ()
@@ -169,13 +170,9 @@ def _declared(dataset: Any) -> bool | None:
     return declared if isinstance(declared, bool) else None
 
 
-def _is_known(kind: type) -> bool:
-    return f"{kind.__module__}.{kind.__qualname__}" in KNOWN
-
-
-def _parts_of(dataset: Any) -> _Parts:
+def _parts_of(dataset: Any) -> _Parts | None:
     kind = type(dataset)
-    return KNOWN.get(f"{kind.__module__}.{kind.__qualname__}", _Parts())
+    return KNOWN.get(f"{kind.__module__}.{kind.__qualname__}")
 
 
 def _unknown_attribute(dataset: Any, parts: _Parts) -> str:
@@ -342,12 +339,8 @@ def _keeps_nothing(value: Any) -> bool:
 
 
 def _is_transform(kind: type) -> bool:
-    if kind is torch.nn.Sequential:
-        return True
-    is_ours = kind.__module__ == "spdl_torch.nn"
-    return (is_ours or kind.__module__.startswith("torchvision.transforms.")) and _is_libraries(
-        kind
-    )
+    is_known = kind.__module__.startswith(("spdl_torch.nn", "torchvision.transforms."))
+    return kind is torch.nn.Sequential or (is_known and _is_libraries(kind))
 
 
 def _is_libraries(value: Any) -> bool:

@@ -49,11 +49,11 @@ def generators_of(loader: Any) -> list[torch.Generator]:
     return found
 
 
-def stateful_sampler(samplers: list[Any]) -> Any:
+def stateful_sampler(index_sampler: Any) -> Any:
     """Return the outermost sampler that keeps its own state, if any. One that can begin anywhere
     (``start_at``) needs none: it is started at the position.
     """
-    for sampler in samplers:
+    for sampler in nested_samplers(index_sampler):
         if callable(getattr(sampler, "start_at", None)):
             return None
         if keeps_state(sampler):
@@ -112,16 +112,15 @@ def drawn_base_seed(generator: torch.Generator | None) -> int:
 
 
 def _restore_samplers(loader: Any, resume: ResumeState) -> None:
-    samplers = list(nested_samplers(loader._index_sampler))
     if resume.drawn.sampler is not None:
-        sampler = stateful_sampler(samplers)
+        sampler = stateful_sampler(loader._index_sampler)
         if sampler is None:
             raise ValueError(
                 "load_state_dict: sampler holds the state of a sampler that keeps one, but this "
                 "loader's sampler does not. Make the loader as it was then."
             )
         give_state(sampler, resume.drawn.sampler, "sampler")
-    for each in samplers:
+    for each in nested_samplers(loader._index_sampler):
         if callable(getattr(each, "start_at", None)) and not resume.finished:
             try:
                 each.start_at(resume.num_samples)
@@ -134,7 +133,7 @@ def drawing_of(
 ) -> Drawing | None:
     """Return the indices of the epoch, from ``resume`` on, of a sampler that keeps its own state;
     None = it keeps none."""
-    sampler = stateful_sampler(list(nested_samplers(index_sampler)))
+    sampler = stateful_sampler(index_sampler)
     if sampler is None:
         return None
     from .drawing import Drawing
@@ -221,13 +220,12 @@ def before_first_epoch(loader: Any, generators: list[torch.Tensor]) -> ResumeSta
     """Return the state of a loader before its first epoch."""
     from .saved_state import ResumeState
 
-    samplers = list(nested_samplers(loader._index_sampler))
-    sampler = stateful_sampler(samplers)
+    sampler = stateful_sampler(loader._index_sampler)
     return ResumeState(
         epoch=-1,
         epoch_seed=0,
         finished=True,
-        sampler_epoch=epoch_of(samplers[0]),
+        sampler_epoch=epoch_of(loader._index_sampler),
         drawn=SamplerState(None if sampler is None else state_of(sampler)),
         generators=tuple(map(encoded, generators)),
     )

@@ -29,7 +29,7 @@ _logger = logging.getLogger("spdl_torch.data")
 
 DEFAULT_ERROR_BUDGET = 0.05  # the share from which a report says that failures should concern you
 
-_MOST_IN_A_ROW = 100  # bad samples; more mean that the storage is gone, not one file
+MOST_IN_A_ROW = 100  # bad samples; more mean that the storage is gone, not one file
 _LOGGED_ERRORS = 10  # are logged one by one; later ones when the count reaches a power of two
 # Frames in this folder are of no use to the user; an error's note leaves them out.
 _FETCHING = f"{Path(__file__).parent}{os.sep}"
@@ -101,7 +101,7 @@ class Tolerance(NamedTuple):
                 "DataLoader: replace=True needs a sampler of integers, to know which sample is "
                 f"the next; it gave {describe(index)}. Leave replace out, or use indices."
             ) from None
-        for step in range(1, min(self.num_samples, _MOST_IN_A_ROW)):
+        for step in range(1, min(self.num_samples, MOST_IN_A_ROW)):
             yield (first + step) % self.num_samples
 
     @property
@@ -113,13 +113,6 @@ def record_bad(recorder: FlightRecorder, number: int, tries: Tries | None) -> No
     """Record the failures of samples that are left out of a batch, or were replaced in it."""
     for each in () if tries is None else tries.bad:
         recorder.failed("fetch", number, each.error, key=describe(each.key))
-
-
-def too_many_in_a_row(bad: Sequence[BadSample]) -> PipelineFailure | None:
-    """Return the error if this many tries failed in a row; None = go on."""
-    if len(bad) < _MOST_IN_A_ROW:
-        return None
-    return nothing_good(bad)
 
 
 def nothing_good(bad: Sequence[BadSample]) -> PipelineFailure:

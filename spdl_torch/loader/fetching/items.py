@@ -20,7 +20,7 @@ from ..checkpoint.user_state import (
     passes_of,
 )
 from ..error_notes import add_thread_note, is_of_handler, is_users
-from .bad_samples import EndOfIterable, too_many_in_a_row
+from .bad_samples import MOST_IN_A_ROW, EndOfIterable, nothing_good
 from .batch_maker import BatchMaker
 from .timing import END, LONG_SAMPLES, timed
 
@@ -196,8 +196,8 @@ class Items(BatchMaker):
                     raise
                 self._note_bad(place, self._num_taken - 1, error)
                 num_bad += 1
-            if num_bad and (failure := too_many_in_a_row(self._bad[-num_bad:])) is not None:
-                raise failure
+            if num_bad == MOST_IN_A_ROW:
+                raise nothing_good(self._bad[-num_bad:])
 
     def _next(self) -> Any:
         if self._ended:
