@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from ..engine.statistics import PipelineStats
     from ..observe.trace.profile import Profile
     from ..observe.verdict.advice import Trait
-    from ..observe.verdict.placement import Placement
     from ..observe.verdict.report import Report
     from .fetching.bad_samples import SkippedSample
     from .stats.stats import EpochStats
@@ -203,7 +202,7 @@ class DataLoader(TorchDataLoader[T_co]):
         return iterator
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
-        if self.num_workers and not backends.has_processes and self._placement().num_processes:
+        if self.num_workers and not backends.has_processes and placement_of(self).num_processes:
             return backends.torchs_iterator(self)
         iterator = LoaderIterator(self)
         self._state.add(iterator)
@@ -341,10 +340,6 @@ class DataLoader(TorchDataLoader[T_co]):
         """
         return self._state.position.state(self)
 
-    def _state_before(self, num_back: int) -> dict[str, Any]:
-        """Return the state as it was before the last ``num_back`` batches, two at most."""
-        return self._state.position.state(self, num_back=num_back)
-
     def _state_to_resume(self) -> dict[str, Any] | None:
         resume = self._state.position.to_resume
         return None if resume is None else resume.as_dict()
@@ -393,10 +388,6 @@ class DataLoader(TorchDataLoader[T_co]):
             and self.rng != "worker"
         )
 
-    def _placement(self) -> Placement:
-        """Return where the workers live, or will live in the next epoch, and why."""
-        return placement_of(self)
-
     def _tuning_state(self) -> TuningState:
         """Return what tuning has found so far, over all epochs. Requires ``_is_tuned``."""
         from ..autotune.tuning import TuningState  # for tuned workers alone
@@ -404,7 +395,7 @@ class DataLoader(TorchDataLoader[T_co]):
         state = self._state.tuning
         if state is None:
             assert isinstance(self.num_workers, AutoWorkers), "guaranteed by _is_tuned"
-            are_processes = self._placement().num_processes > 0
+            are_processes = placement_of(self).num_processes > 0
             state = TuningState(self.num_workers.tuning, "DataLoader", are_processes=are_processes)
             self._state.tuning = state
         return state

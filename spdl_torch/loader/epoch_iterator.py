@@ -119,7 +119,9 @@ class EpochIterator(_BaseDataLoaderIter):
                 ahead=frozenset(within.ahead),
                 next_worker=within.next_worker,
             )
-        number_of_pass = pass_of_workers(self._dataset, resume, self._num_workers)
+        number_of_pass = None
+        if is_iterable:
+            number_of_pass = pass_of_workers(self._dataset, resume, self._num_workers)
         start = start._replace(number_of_pass=number_of_pass)
         self._key = StreamKey(
             start.epoch_seed,

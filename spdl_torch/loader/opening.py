@@ -18,7 +18,7 @@ from ..lazy_names import collected_later
 from .backends.inline import InlineWorker
 from .backends.transfer_stage import DeviceStage, check_device
 from .error_notes import add_thread_note
-from .placing import vouching_for
+from .placing import placement_of, vouching_for
 from .rng.patches import install, without_key
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def open_backend(loader: DataLoader[Any], spec: LoadSpec, stage: DeviceStage | N
     """Return a new iterator's backend. Starts nobody."""
     if not spec.num_workers:
         return InlineWorker(spec, stage)
-    placement = loader._placement()  # once: it looks at every object of a list
+    placement = placement_of(loader)  # once: it looks at every object of a list
     # Imported where there are such workers: so is torch.multiprocessing.
     if not (placement.num_processes or install()):
         raise without_key(f"its workers would be threads: {placement.reason}")

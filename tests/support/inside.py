@@ -2,6 +2,8 @@
 
 from torch.utils.data import DataLoader
 
+from spdl_torch.loader import placing
+
 
 def run_of(pipeline):
     """The threads and queues of a pipeline."""
@@ -92,7 +94,7 @@ def forget_iterator(loader):
 
 def placement_of(loader):
     """Where a loader's workers would be now, and why."""
-    return loader._placement()
+    return placing.placement_of(loader)
 
 
 def is_tuned(loader):

@@ -37,6 +37,8 @@ from ..user_warnings import warn
 def follow_trainer() -> None:
     """Correct the states of the trainer whose fit loop is about to iterate over its loaders, if one
     is. Called by ``iter()`` of a loader."""
+    if not _PACKAGES & sys.modules.keys():
+        return
     loop = _asking_fit_loop()
     if loop is None:
         return
@@ -52,8 +54,6 @@ def follow_trainer() -> None:
 
 def _asking_fit_loop() -> Any:
     """Return the loop of Lightning's that has called us; None = another caller."""
-    if not _PACKAGES & sys.modules.keys():
-        return None
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
@@ -139,9 +139,10 @@ def _correct_saved_states(
     pairs = zip_longest(_flattened(trainer.fit_loop), iterators)
     pairs_with_states = [each for each in pairs if hasattr(each[0], "state_dict")]
     for number, (loader, iterator) in enumerate(pairs_with_states[: len(states)]):
-        order = getattr(iterator, "_order", None) if _is_loader(loader) else None
-        if order is not None and order is not loader._state.position.order:
-            states[number] = loader._state.position.state(loader, order, num_back=num_ahead)
+        if _is_loader(loader):
+            position, order = loader._state.position, getattr(iterator, "_order", None)
+            if num_ahead or order not in (None, position.order):
+                states[number] = position.state(loader, order, num_back=num_ahead)
         elif num_ahead and _is_ours(loader):
             states[number] = loader._state_before(num_ahead)
 

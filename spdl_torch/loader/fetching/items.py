@@ -42,7 +42,8 @@ def items_into(samples: list[Any], iterator: Iterator[Any], steps: Iterable[Any]
 
 
 class Items(BatchMaker):
-    """Fetches the items of one worker's iterator, a batch at a time."""
+    """Fetches the items of one worker's iterator, a batch at a time; or one, for a loader without
+    batches."""
 
     def _open(self, recipe: BatchRecipe, resume: WorkerState, worker: int) -> None:
         """Begin the iterator. Raises: ValueError: the dataset does not take its state; what
@@ -65,12 +66,14 @@ class Items(BatchMaker):
         super().begin(self._num_taken, bad)
 
     def fetch(self, index: Sequence[Any]) -> Any:
-        """Return one item for each entry of ``index``, or as many as are left.
+        """Return one item for each entry of ``index``, or as many as are left; without batches the
+        item alone.
 
         Raises: EndOfIterable: none is left, or too few for a batch with ``drop_last``.
         """
         items: list[Any] = []
         before = self._num_taken
+        index = index if self._auto_collation else (None,)
         self.own_state.num_drawn = before + len(index)  # for a handler that takes a state meanwhile
         try:
             take = self._take if self._tolerance is None else self._take_good
@@ -83,7 +86,7 @@ class Items(BatchMaker):
         self.own_state.num_drawn = self._num_taken
         if not items or (self._drop_last and len(items) < len(index)):
             raise EndOfIterable
-        return items
+        return items if self._auto_collation else items[0]
 
     def progress(self, *, wanted: bool) -> WorkerState:
         if wanted:
@@ -213,12 +216,4 @@ class Items(BatchMaker):
             self._ended = True
             raise EndOfIterable
         self._num_taken += 1
-        return item
-
-
-class SingleItems(Items):
-    """Fetches one item at a time, for a loader without batches."""
-
-    def fetch(self, _: Any) -> Any:
-        (item,) = super().fetch((None,))
         return item

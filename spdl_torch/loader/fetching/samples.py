@@ -31,7 +31,7 @@ from ..error_notes import (
 from .bad_samples import MISSING, nothing_good
 from .batch_maker import BatchMaker
 from .collating import has_torchs_types_only, is_torchs_collate
-from .items import Items, SingleItems
+from .items import Items
 from .timing import LONG_SAMPLES, timed
 
 if TYPE_CHECKING:
@@ -77,13 +77,15 @@ def takes_batches(dataset: Any) -> bool:
 
 
 class Samples(BatchMaker):
-    """Fetches the samples of a batch one by one."""
+    """Fetches the samples of a batch one by one; or one sample, for a loader without batches."""
 
     def _open(self, recipe: BatchRecipe, resume: WorkerState, worker: int) -> None:
         self._fetch_one = one_sample_of(recipe.dataset)
         self._steps: Any = None  # an iterator over the batch's indices; describe() reads it
 
     def fetch(self, index: Any) -> Any:
+        if not self._auto_collation:
+            return self._sample(index) if self._tolerance is None else self.fetch_at(0, index)
         indices = index if type(index) in (list, tuple) else _indices_in(index)
         count, taken = len(indices), cast("Any", iter(indices))
         self._steps = taken
@@ -131,6 +133,8 @@ class Samples(BatchMaker):
         return self._instead_of(place, index)
 
     def describe(self, index: Any) -> str:
+        if not self._auto_collation:
+            return f"sample index {describe(index)}"
         streams, steps = self._streams, self._steps
         if streams is not None:
             place = streams.place
@@ -171,16 +175,6 @@ def _indices_in(index: Any) -> list[Any]:
         where = "in the indices of a batch"
         add_thread_note(error, where, f"for which the batch sampler gave {describe(index)}")
         raise
-
-
-class SingleSamples(Samples):
-    """Fetches one sample per index, for a loader without batches."""
-
-    def fetch(self, index: Any) -> Any:
-        return self._sample(index) if self._tolerance is None else self.fetch_at(0, index)
-
-    def describe(self, index: Any) -> str:
-        return f"sample index {describe(index)}"
 
 
 class SamplesAtOnce(Samples):
@@ -304,11 +298,9 @@ def maker_of(recipe: BatchRecipe, **parts: Any) -> BatchMaker:
     """Return the maker that fits the dataset; ``parts``: as :class:`BatchMaker` takes them."""
     kind: type[BatchMaker] = Samples
     if recipe.iterable:
-        kind = Items if recipe.auto_collation else SingleItems
-    elif not recipe.auto_collation:
-        kind = SingleSamples
-    elif takes_batches(recipe.dataset):
+        kind = Items
+    elif recipe.auto_collation and takes_batches(recipe.dataset):
         kind = SamplesAtOnce
-    elif has_rows(recipe.dataset, recipe.collate_fn):
+    elif recipe.auto_collation and has_rows(recipe.dataset, recipe.collate_fn):
         kind = Rows
     return kind(recipe, **parts)
