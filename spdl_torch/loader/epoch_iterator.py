@@ -20,7 +20,6 @@ from .checkpoint.order import END, Order, next_index
 from .checkpoint.resume_state import (
     draw_again_from,
     drawing_of,
-    drawn_base_seed,
     generators_of,
     order_drawn_again,
     skipped,
@@ -57,7 +56,9 @@ class EpochIterator(_BaseDataLoaderIter):
             super()._reset(loader)
             self._base = self._base.following()
             if resume is not None and resume.base.drew_base_seed:
-                self._base = BaseSeed(drawn_base_seed(loader.generator))
+                # As torch does for a new iterator.
+                seed = torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+                self._base = BaseSeed(int(seed))
             self._begin_epoch(loader, resume, redrawn)
 
     def _begin_epoch(

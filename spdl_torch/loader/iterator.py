@@ -128,18 +128,20 @@ class LoaderIterator(EpochIterator):
 
     def _load_spec(self, loader: DataLoader[Any]) -> LoadSpec:
         pin = partial(pinned, device=self._pin_memory_device) if self._pin_memory else None
-        most_workers = None
+        announced_workers = self._num_workers
         if loader._is_tuned:
-            most_workers = max(loader._tuning_state().tuner.bounds.threads, loader.num_workers)
+            announced_workers = max(loader._tuning_state().tuner.bounds.threads, loader.num_workers)
         return LoadSpec(
             recipe=BatchRecipe(
                 self._dataset,
                 self._collate_fn,
                 self._auto_collation,
                 self._drop_last,
+                self._iterable,
                 self._tolerance,
             ),
             num_workers=self._num_workers,
+            announced_workers=announced_workers,
             max_outstanding=_max_outstanding(loader),
             in_order=loader.in_order,
             stats=loader.stats,
@@ -150,7 +152,6 @@ class LoaderIterator(EpochIterator):
             pipeline_number=loader._state.pipeline_number,
             device_index=torch.accelerator.current_device_index() if self._pin_memory else None,
             timeout=self._timeout,
-            most_workers=most_workers,
         )
 
     @property

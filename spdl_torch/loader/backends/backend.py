@@ -26,6 +26,9 @@ class LoadSpec(NamedTuple):
 
     recipe: BatchRecipe
     num_workers: int
+    announced_workers: int
+    """The number of workers in ``get_worker_info()``: constant, and above every worker's id, as
+    tuning may start more of them."""
     max_outstanding: int
     """The limit of jobs given out and not yet received: ``prefetch_factor * num_workers``."""
     in_order: bool
@@ -44,16 +47,9 @@ class LoadSpec(NamedTuple):
     """The accelerator that is current on the trainer's thread; None = none is in use."""
     timeout: float
     """Seconds that the loop waits for a batch, or for workers to start; 0 = as long as it takes."""
-    most_workers: int | None = None
-    """The most workers that tuning may start; None = their number stays."""
     memory: Memory | None = None
     """The memory in which batches are made: pinned if they go to a device, shared if they go to
     another process; None = ordinary memory."""
-
-    @property
-    def announced_workers(self) -> int:
-        """The number of workers in ``get_worker_info()``: constant, and above every worker's id."""
-        return self.most_workers or self.num_workers
 
     @property
     def shares_jobs(self) -> bool:

@@ -27,12 +27,20 @@ def made_by(loader: Any) -> dict[str, Any]:
     """Return what the order of a loader follows from, as numbers; None = unknown."""
     *_, innermost = nested_samplers(loader._index_sampler)
     is_iterable = isinstance(loader.dataset, IterableDataset)
+    shuffle = seed = ranks = None
+    if isinstance(innermost, RandomSampler | SequentialSampler):
+        shuffle = isinstance(innermost, RandomSampler)
+    elif isinstance(innermost, TorchDistributedSampler):
+        shuffle = bool(innermost.shuffle)
+        seed = int(innermost.seed) if shuffle else None
+    if divides_itself(loader.dataset):  # it may have been given
+        ranks = loader.dataset._own_rank.num_replicas
     return {
         "length": None if is_iterable else length_of(loader.dataset),
-        "shuffle": _shuffle(innermost),
-        "sampler_seed": _seed(innermost),
+        "shuffle": shuffle,
+        "sampler_seed": seed,
         "batch_size": loader.batch_size,
-        "ranks": _ranks(loader),
+        "ranks": ranks or num_ranks(loader._index_sampler),
     }
 
 
@@ -66,22 +74,3 @@ def length_of(dataset: Any) -> int | None:
 
 
 _OF_ORDER = ("length", "shuffle", "sampler_seed")
-
-
-def _ranks(loader: Any) -> int:
-    """Return the number of ranks, which a dataset that divides itself may have been given."""
-    own = loader.dataset._own_rank.num_replicas if divides_itself(loader.dataset) else None
-    return own or num_ranks(loader._index_sampler)
-
-
-def _shuffle(sampler: Any) -> bool | None:
-    """Return whether a sampler shuffles; None = unknown."""
-    if isinstance(sampler, RandomSampler | SequentialSampler):
-        return isinstance(sampler, RandomSampler)
-    return bool(sampler.shuffle) if isinstance(sampler, TorchDistributedSampler) else None
-
-
-def _seed(sampler: Any) -> int | None:
-    """Return the seed from which a sampler's order follows; None = not from one."""
-    is_seeded = isinstance(sampler, TorchDistributedSampler) and sampler.shuffle
-    return int(sampler.seed) if is_seeded else None

@@ -106,11 +106,6 @@ def draw_again_from(loader: Any, states: list[torch.Tensor]) -> None:
         generator.set_state(state)
 
 
-def drawn_base_seed(generator: torch.Generator | None) -> int:
-    """Draw a base seed as torch does for a new iterator; None = from the global generator."""
-    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
-
-
 def _restore_samplers(loader: Any, resume: ResumeState) -> None:
     if resume.drawn.sampler is not None:
         sampler = stateful_sampler(loader._index_sampler)

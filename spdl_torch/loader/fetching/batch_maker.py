@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch.utils.data import IterableDataset, default_collate
+from torch.utils.data import default_collate
 
 from ...engine.failures import describe
 from ...io._storage import batch_room
@@ -36,13 +36,10 @@ class BatchRecipe(NamedTuple):
     collate_fn: Callable[[Any], Any]
     auto_collation: bool
     drop_last: bool
+    iterable: bool
+    """Whether the dataset gives its samples itself, without indices."""
     tolerance: Tolerance | None = None
     """The treatment of samples that fail; None = the batch fails with them."""
-
-    @property
-    def iterable(self) -> bool:
-        """Whether the dataset gives its samples itself, without indices."""
-        return isinstance(self.dataset, IterableDataset)
 
 
 class BatchMaker(ABC):

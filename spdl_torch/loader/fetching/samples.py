@@ -271,12 +271,9 @@ def _tensors_of(table: TensorDataset) -> Sequence[torch.Tensor] | None:
     """Return the tensors; None if one of them is not a plain one, or if somebody has registered
     types with ``default_collate`` meanwhile."""
     tensors = table.tensors if has_torchs_types_only() else ()
-    return tensors if tensors and all(map(_is_plain, tensors)) else None
-
-
-def _is_plain(tensor: Any) -> bool:
-    """Return whether indexing the tensor only takes rows, which torch stacks unchanged."""
-    return type(tensor) is torch.Tensor and tensor.ndim > 0 and is_memory(tensor)
+    # Of which indexing only takes rows, which torch stacks unchanged.
+    are_plain = all(type(t) is torch.Tensor and t.ndim > 0 and is_memory(t) for t in tensors)
+    return tensors if tensors and are_plain else None
 
 
 def _rows_at(tensors: Sequence[torch.Tensor], index: Sequence[int]) -> RowBatch:
