@@ -22,20 +22,17 @@ _CHOICES = {
 }
 
 
-def check_num_workers(num_workers: Any) -> None:
-    """Refuse what torch would fail on later. Negative numbers are left to it. Raises: TypeError."""
+def check_options(loader: DataLoader[Any], dataset: object, num_workers: Any) -> None:
+    """Refuse what this release cannot honour, and say what to do instead; and what torch would fail
+    on later. Negative numbers of workers are left to it.
+
+    Raises: TypeError; UnsupportedOptionError; what ``check_device`` raises.
+    """
     if not isinstance(num_workers, AutoWorkers | numbers.Integral):
         raise TypeError(
             f'DataLoader: num_workers must be an integer >= 0 or "auto", got {num_workers!r}. '
             "0 loads in the calling thread."
         )
-
-
-def check_options(loader: DataLoader[Any], dataset: object, num_workers: object) -> None:
-    """Refuse what this release cannot honour, and say what to do instead.
-
-    Raises: UnsupportedOptionError; what ``check_device`` raises.
-    """
     if isinstance(dataset, IterDataPipe | MapDataPipe):
         raise UnsupportedOptionError(
             f"DataLoader: dataset must not be a DataPipe, got {type(dataset).__name__}. torch has "

@@ -13,7 +13,7 @@ from ..errors import UnsupportedOptionError
 from ..machine.limits import Limits
 from ..observe.store.epoch_watchers import between_epochs
 from . import opening as backends
-from .arguments import check_num_workers, check_options
+from .arguments import check_options
 from .checkpoint.lightning_states import follow_trainer
 from .error_notes import not_an_end
 from .fetching.samples import is_read_at_once
@@ -145,7 +145,6 @@ class DataLoader(TorchDataLoader[T_co]):
         self.error_budget = error_budget
         self.replace = replace
         self.stats = stats
-        check_num_workers(num_workers)
         check_options(self, dataset, num_workers)
         # numpy's numbers are other numbers where they are added, and end at 255.
         self.seed = None if seed is None else int(seed)

@@ -7,10 +7,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ...engine.failures import describe
 from ...locks import RLock
 from ..checkpoint.epoch import Given
 from ..error_notes import is_of_handler
-from ..fetching.bad_samples import EndOfIterable, NoGoodSample, record_bad
+from ..fetching.bad_samples import EndOfIterable, NoGoodSample
 
 if TYPE_CHECKING:
     from ...engine.channel import Channel
@@ -234,7 +235,8 @@ def recorded(recorder: FlightRecorder, result: Result) -> Result:
     """Record what failed, before anybody has the result: then all of it is in the trace. Return
     the result."""
     if result.tries is not None:
-        record_bad(recorder, result.number, result.tries)
+        for each in result.tries.bad:
+            recorder.failed("fetch", result.number, each.error, key=describe(each.key))
     if isinstance(result, Failed):
         recorder.failed("worker", result.number, result.error)
     return result

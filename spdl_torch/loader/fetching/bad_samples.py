@@ -23,7 +23,6 @@ from ...shown_text import printable, shortened
 
 if TYPE_CHECKING:
     from ...engine.definition import MaxFailures
-    from ...engine.recorder import FlightRecorder
 
 _logger = logging.getLogger("spdl_torch.data")
 
@@ -107,12 +106,6 @@ class Tolerance(NamedTuple):
     @property
     def replaces(self) -> bool:
         return self.num_samples > 0
-
-
-def record_bad(recorder: FlightRecorder, number: int, tries: Tries | None) -> None:
-    """Record the failures of samples that are left out of a batch, or were replaced in it."""
-    for each in () if tries is None else tries.bad:
-        recorder.failed("fetch", number, each.error, key=describe(each.key))
 
 
 def nothing_good(bad: Sequence[BadSample]) -> PipelineFailure:

@@ -76,14 +76,13 @@ def collate_into(memory: Memory) -> Callable[[Any], Any]:
         **_TORCHS_TYPES,
         torch.Tensor: partial(_stack, memory),
     }
-    return partial(_collate, functions)
 
+    def collate(samples: Any) -> Any:
+        if not has_torchs_types_only():  # somebody has registered others meanwhile
+            return cast("Any", default_collate)(samples)
+        return torch_collate(samples, collate_fn_map=functions)
 
-def _collate(functions: dict[Any, Callable[..., Any]], samples: Any) -> Any:
-    """Collate by these functions, unless somebody has registered others meanwhile."""
-    if not has_torchs_types_only():
-        return cast("Any", default_collate)(samples)
-    return torch_collate(samples, collate_fn_map=functions)
+    return collate
 
 
 def _stack(memory: Memory, batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
