@@ -75,16 +75,13 @@ class LoaderPosition:
         """The generators before the draws of an epoch that is about to begin; None = none is."""
         self._is_wanted = self._is_wanted_before = False
 
-    def want(self, *, before: bool = False) -> None:
+    def want(self, order: Order | None = None, *, before: bool = False) -> None:
         """Collect states from now on. ``before``: also those before the last batch, which can no
-        longer be asked for once the loop has that batch.
+        longer be asked for once the loop has that batch. ``order``: as for ``state``.
         """
         self._is_wanted = True
         self._is_wanted_before = self._is_wanted_before or before
-        self._want_of(self.order)
-
-    def _want_of(self, order: Order | None) -> None:
-        if order is not None:
+        if (order := order or self.order) is not None:
             order.is_wanted = self.is_collected(inline=order.own is not None)
 
     def is_collected(self, *, inline: bool) -> bool:
@@ -101,8 +98,8 @@ class LoaderPosition:
         that of a pass which another one has interrupted; None = of the last one."""
         from .checkpoint.made_by import made_by
 
-        was_wanted = self._is_wanted
-        self.want(before=num_back > 0)
+        was_wanted, order = self._is_wanted, order or self.order
+        self.want(order, before=num_back > 0)
         passes = passes_of(loader.dataset)
         if passes and not was_wanted:
             passes.want()
@@ -110,8 +107,6 @@ class LoaderPosition:
             return self._not_begun(loader, self.to_resume)
         # A handler may ask while an epoch begins: its draws come again.
         generators = self.before_draws or [each.get_state() for each in generators_of(loader)]
-        order = order or self.order
-        self._want_of(order)
         if order is None:
             state = before_first_epoch(loader, generators)
         else:

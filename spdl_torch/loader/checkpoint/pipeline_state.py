@@ -148,16 +148,16 @@ class PassProgress:
         if resume is not None and resume.num_source is not None:
             start = resume.start_for(self._world, fixed=is_fixed)
             self.num_items = start // (self._per_output or 1)
+        missing = self._most_missing(resume)
+        # A source's state fits only the same number of ranks: with another, ranks count items.
+        own = resume if resume is not None and resume.world == self._world else None
         if isinstance(part, AsyncIterable) or not keeps_state(part):
-            if resume is not None and resume.source is not None and resume.world == self._world:
+            if own is not None and own.source is not None:
                 raise ValueError(
                     f"load_state_dict: source holds the state of a source that keeps one, but "
                     f"{type(part).__name__} here does not."
                 )
-            return source_behind(part, start, self._most_missing(resume), self.misfits)
-        missing = self._most_missing(resume)
-        # A source's state fits only the same number of ranks: with another, ranks count items.
-        own = resume if resume is not None and resume.world == self._world else None
+            return source_behind(part, start, missing, self.misfits)
         self._watched = Watched(part, self, start, own, most_missing=missing, rests=rests)
         return self._watched
 

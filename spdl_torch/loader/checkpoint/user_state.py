@@ -217,10 +217,8 @@ def passes_of(dataset: Any) -> Passes | None:
 def begun(dataset: Any) -> Any:
     """Return ``iter(dataset)``; of passes one that has begun, so that the next one is another,
     unless a class of the user's has an ``__iter__`` of its own."""
-    for each in type(dataset).__mro__:
-        if "__iter__" in vars(each):
-            return dataset._begun_pass() if "_begun_pass" in vars(each) else iter(dataset)
-    return iter(dataset)
+    owner = next((each for each in type(dataset).__mro__ if "__iter__" in vars(each)), object)
+    return dataset._begun_pass() if "_begun_pass" in vars(owner) else iter(dataset)
 
 
 def pass_of_workers(dataset: object, resume: ResumeState | None, num_workers: int) -> int | None:
