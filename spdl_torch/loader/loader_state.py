@@ -96,7 +96,7 @@ class LoaderPosition:
     ) -> dict[str, Any]:
         """Return the state as it was before the last ``num_back`` batches, two at most. ``order``:
         that of a pass which another one has interrupted; None = of the last one."""
-        from .checkpoint.made_by import made_by
+        from .checkpoint.saved_state import made_by
 
         was_wanted, order = self._is_wanted, order or self.order
         self.want(order, before=num_back > 0)
@@ -202,7 +202,7 @@ class LoaderPosition:
 
 def _check_within(loader: Any, resume: ResumeState) -> None:
     """Check that a state within an epoch is one of this loader's; warn of what is not restored."""
-    from .checkpoint.made_by import check_made_by, made_by
+    from .checkpoint.saved_state import check_made_by, made_by
 
     if loader.num_workers == 0 or loader.persistent_workers:
         check_no_passes_inside(loader.dataset, resume)

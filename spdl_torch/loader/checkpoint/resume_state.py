@@ -23,6 +23,7 @@ from ...scopes import scope
 from ..rng.patches import drawn_from
 from ..sampling.sampler_chain import (
     epoch_of,
+    length_of,
     names_of,
     nested_samplers,
     num_ranks,
@@ -132,7 +133,6 @@ def drawing_of(
     if sampler is None:
         return None
     from .drawing import Drawing
-    from .made_by import length_of
 
     draw = partial(Drawing, sampler, indices, partial(iter, index_sampler))
     if resume is None or resume.finished or resume.drawn.sampler is None:

@@ -1,4 +1,5 @@
-"""The position in an epoch as a state for a checkpoint.
+"""The position in an epoch as a state for a checkpoint, and what the order follows from in which
+that is one.
 
 A state says what the trainer has received, and ignores what was prefetched beyond that. It holds
 only numbers and text, so it survives JSON and ``torch.load(weights_only=True)``, apart from what
@@ -14,6 +15,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from torch.utils.data import (
+    DistributedSampler as TorchDistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
+
+from ..sampling.sampler_chain import divides_itself, length_of, nested_samplers, num_ranks
 from ..state_fields import checked_values
 from .epoch import BaseSeed, SamplerState
 from .user_state import WorkerState
@@ -90,3 +99,51 @@ _GROUPS: dict[str, Any] = {"drawn": SamplerState, "base": BaseSeed}
 """The fields whose own fields stand in a state beside the others."""
 _LISTS = ("ahead", "pending", "generators", "workers")
 _WORKER_FIELDS = ("num_items", "ended", "state", "of_dataset", "num_after")
+
+
+# A state is a position in an order. In another order it means nothing, and nobody would notice: so
+# what the order follows from is saved beside it, and compared when the state is resumed.
+
+_OF_ORDER = ("length", "shuffle", "sampler_seed")
+
+
+def made_by(loader: Any) -> dict[str, Any]:
+    """Return what the order of a loader follows from, as numbers; None = unknown."""
+    *_, innermost = nested_samplers(loader._index_sampler)
+    is_iterable = isinstance(loader.dataset, IterableDataset)
+    shuffle = seed = ranks = None
+    if isinstance(innermost, RandomSampler | SequentialSampler):
+        shuffle = isinstance(innermost, RandomSampler)
+    elif isinstance(innermost, TorchDistributedSampler):
+        shuffle = bool(innermost.shuffle)
+        seed = int(innermost.seed) if shuffle else None
+    if divides_itself(loader.dataset):  # it may have been given
+        ranks = loader.dataset._own_rank.num_replicas
+    return {
+        "length": None if is_iterable else length_of(loader.dataset),
+        "shuffle": shuffle,
+        "sampler_seed": seed,
+        "batch_size": loader.batch_size,
+        "ranks": ranks or num_ranks(loader._index_sampler),
+    }
+
+
+def check_made_by(resume: ResumeState, here: Mapping[str, Any]) -> None:
+    """Compare the loader of a state within an epoch with the one ``here``.
+
+    Raises: ValueError: the order cannot be the one that was saved.
+    """
+    saved = resume.made_by
+    compared = {name for name in _OF_ORDER if None not in (saved.get(name), here[name])}
+    compared |= {"batch_size", "ranks"} if resume.ahead else set()  # numbers of batches
+    told = [
+        f"{name} {here[name]!r}, was {saved[name]!r}"
+        for name in here
+        if name in compared and saved[name] != here[name]
+    ]
+    if told:
+        raise ValueError(
+            f"load_state_dict: made_by: the state is of another loader: {', '.join(told)}. Its "
+            "position means nothing in another order: samples would be lost, or come twice. Make "
+            "the loader as it was then, or begin a new epoch without the state."
+        )

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ..sampling.parts import Stride, undivided
-from .made_by import length_of
+from ..sampling.sampler_chain import length_of
 from .user_state import (
     EndedEarly,
     OwnState,

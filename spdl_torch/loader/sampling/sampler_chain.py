@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch.utils.data import DistributedSampler
 
+from ...handlers import unless_of_handler
+
 _EPOCH_NAMES = ("epoch", "_epoch")
 """The attributes in which samplers keep the number that ``set_epoch`` was given."""
 _NUM_WRAPPED = 8  # samplers inside samplers; a bound, should one contain itself or any attribute
@@ -73,6 +75,14 @@ def has_length(sized: Any) -> bool:
     except (TypeError, NotImplementedError):  # torch's, where what is inside has none
         return False
     return True
+
+
+def length_of(sized: Any) -> int | None:
+    """Return a length; None = there is none."""
+    try:
+        return len(sized)
+    except unless_of_handler(Exception):  # the user's: who wants to know gets the error
+        return None
 
 
 def nested_samplers(
