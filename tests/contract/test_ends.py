@@ -22,6 +22,7 @@ from support.loaders import (
     ThreadLoader as OnThreads,
     batches_of,
     run_script,
+    script,
 )
 
 
@@ -276,3 +277,30 @@ def test_program_ends_as_its_user_has_it(how, device):
     assert len(pids) == 3
     assert shared_memory_of(*pids) == set()
     until(lambda: not any(map(is_running, pids)))
+
+
+def test_ctrl_c_ends_the_program_when_a_worker_blocks():
+    """KeyboardInterrupt wakes the waiting trainer at once; the process dies of it."""
+    program = """
+        import os, signal, threading
+        from spdl_torch.engine import threads
+
+        threads._EXIT_JOIN_SECONDS = 0.2  # for a worker that never returns
+
+        def block(samples):
+            os.write(1, b"blocked\\n")
+            threading.Event().wait()
+
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        next(iter(DataLoader(range(1000), num_workers=1, isolation="thread", collate_fn=block)))
+    """
+    with warm.start(["-c", script(program)]) as child:
+        try:
+            assert child.stdout.readline() == "blocked\n"
+            child.send_signal(signal.SIGINT)
+            _, stderr = child.communicate(timeout=4 * PATIENCE_SECONDS)
+        finally:
+            child.kill()
+    assert stderr.rstrip().endswith("KeyboardInterrupt")
+    assert stderr.count("Traceback") == 1
+    assert child.returncode == -signal.SIGINT

@@ -552,3 +552,19 @@ def test_error_class_of_the_script_is_itself_from_a_spawned_worker(tmp_path):
     script.write_text(OF_A_SCRIPT)
     done = warm.run(["-W", "ignore", script], forks=True)
     assert done.stdout == "True 3\n", done.stderr
+
+
+class FailingPickle(Failing):
+    """A dataset whose pickling raises."""
+
+    def __reduce__(self):
+        raise error_of(self.kinds[0], "__reduce__")
+
+
+@in_seats(SERVED)
+def test_error_of_pickling_the_dataset_is_the_users(seat):
+    """``iter()`` raises it, with a note."""
+    for kind in ("ordinary", "odd", "locked"):
+        with pytest.raises(Exception, match="in pickling what a worker") as caught:
+            iter(seat.loader(FailingPickle([kind], "")))
+        assert_kind(caught.value, kind)

@@ -369,3 +369,38 @@ def test_stuck_worker_does_not_stop_the_others(loader_class, rng):
         gate.set()
     assert len(found) == count
     assert rng == "worker" or found == list(range(30))
+
+
+def test_timeout_holds_for_the_start_of_threads(monkeypatch):
+    """Which iter() waits for, and so for a worker_init_fn that hangs."""
+    monkeypatch.setattr("spdl_torch.loader.backends.threads._LEAST_START_SECONDS", 0.1)
+    gate = threading.Event()
+    loader = ThreadLoader(
+        MapData(4), num_workers=2, timeout=0.1, worker_init_fn=lambda _: gate.wait(PATIENCE_SECONDS)
+    )
+    with pytest.raises(RuntimeError, match=r"timed out after 0\.1 seconds in iter\(\)"):
+        iter(loader)
+    gate.set()
+    assert len(list(loader)) == 4
+
+
+@pytest.mark.parametrize("most", [0, 2])
+def test_threads_end_when_the_system_has_no_more(monkeypatch, most):
+    """Threads that were started end, and the next epoch begins as if nothing had happened."""
+    start, started = threading.Thread.start, []
+
+    def start_some(thread):
+        if thread.name.startswith("spdl-loader"):
+            if len(started) >= most:
+                raise RuntimeError("can't start new thread")
+            started.append(thread)
+        start(thread)
+
+    loader = ThreadLoader(Indices(), 2, num_workers=4)
+    monkeypatch.setattr(threading.Thread, "start", start_some)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        iter(loader)
+    monkeypatch.undo()
+    assert len(started) == most
+    assert_threads_end()
+    assert len(batches_of(loader)) == 6

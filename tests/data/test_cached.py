@@ -10,6 +10,7 @@ import random
 import re
 import resource
 import signal
+import threading
 from collections import UserDict, namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from PIL import Image
 from support import warm
 from support.datasets import Made as MadeBy
 from support.forks import fork, found_in_fork, found_in_forks
-from support.gates import PATIENCE_SECONDS
+from support.gates import PATIENCE_SECONDS, in_thread, result_of, until
 from support.inside import kept_by, placement_of
 from support.readings import shown
 from support.tars import keys, shard_of, write_shard
@@ -583,3 +584,32 @@ def test_bad_cache_is_refused(call, error, message, tmp_path):
     """With the argument, and what would be right."""
     with pytest.raises(error, match=message):
         call(tmp_path)
+
+
+def test_forked_child_waits_for_no_thread_that_it_has_not_got(tmp_path):
+    """One of the parent's makes what the child asks for; once it has ended, the child goes on."""
+    store, begun, may_end = Store(str(tmp_path)), threading.Event(), threading.Event()
+
+    def make():
+        with store.making(1):
+            begun.set()
+            may_end.wait(PATIENCE_SECONDS)
+
+    ends = in_thread(make)
+    begun.wait(PATIENCE_SECONDS)
+    pid = fork(store.making(1).__enter__)
+    may_end.set()
+    result_of(ends)
+    until(lambda: os.waitpid(pid, os.WNOHANG)[0] == pid)
+
+
+def test_spawned_ranks_share_one_memory(monkeypatch):
+    """With the address of the group, and no rank yet. Others have their own."""
+    sent, folders = forked.SimpleQueue(), []
+    for port in ("1", "1", "2"):
+        monkeypatch.setenv("MASTER_PORT", port)
+        child = forked.Process(target=lambda: sent.put(kept_by(cached([1])).folder))
+        child.start()
+        folders.append(sent.get())
+        child.join()
+    assert folders[0] == folders[1] != folders[2]

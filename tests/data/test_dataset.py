@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import pickle
+import threading
 
 import pytest
 import torch
@@ -287,3 +288,14 @@ def test_failure_keeps_its_class_from_a_worker_process_of_torchs_loader():
     assert [type(each) for each in caught.value.exceptions] == [RuntimeError]
     again = pickle.loads(pickle.dumps(caught.value))
     assert (type(again), again.message) == (PipelineFailure, caught.value.message)
+
+
+def test_pickle_runs_on_its_own():
+    """A spawned worker gets a dataset that has loaded nothing yet."""
+    dataset = dataset_of(range(4), double)
+    iterator = iter(dataset)
+    next(iterator)
+    again = pickle.loads(pickle.dumps(dataset))
+    assert list(again) == [0, 2, 4, 6]
+    assert threading.active_count() > 1, "the first one goes on"
+    assert list(iterator) == [2, 4, 6]

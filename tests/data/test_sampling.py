@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import tracemalloc
+import weakref
 
 import pytest
 import torch
@@ -163,3 +165,29 @@ def test_torchdatas_loader_resumes_it():
         return stateful.StatefulDataLoader(range(11), batch_size=1, sampler=sampler)
 
     assert_resume_exact(make_loader, num_epochs=1)
+
+
+def test_memory_is_below_eight_bytes_a_sample(monkeypatch):
+    """A permutation of four bytes a sample; a rank keeps its part. Never Python ints."""
+    length = 400_000
+    made = []
+    randperm = torch.randperm
+
+    def measured(*args, **kwargs):
+        made.append(randperm(*args, **kwargs))
+        return made[-1]
+
+    monkeypatch.setattr(torch, "randperm", measured)
+    sampler = DistributedSampler(length, 2, 0)
+    tracemalloc.start()
+    indices = iter(sampler)
+    first = next(indices)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    (permutation,) = made
+    assert permutation.nbytes == 4 * length
+    assert peak < length, "Python objects"
+    assert first == permutation[0]
+    kept = weakref.ref(made.pop())
+    del permutation
+    assert kept() is None

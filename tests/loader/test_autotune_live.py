@@ -27,7 +27,7 @@ from support.loaders import (
     epoch_of,
 )
 from support.readings import shown
-from support.tuners import auto
+from support.tuners import RandomTuner, auto
 from torch.utils.data import Dataset, get_worker_info
 
 from spdl_torch import PipelineDataset
@@ -308,3 +308,20 @@ def test_number_settles(caplog):
             until(lambda: dataset.present.sum() >= loader.num_workers)
     assert loader.num_workers > 1
     assert f'num_workers="auto": {loader.decisions[-1]}' in shown(loader.report())
+
+
+def test_tuner_that_breaks_does_not_break_the_pipeline(at_random, monkeypatch, caplog):
+    """The log has its error."""
+
+    def broken(self, window):
+        raise ZeroDivisionError("in the tuner")
+
+    monkeypatch.setattr(RandomTuner, "step", broken)
+    params = tuned_by(**at_random)
+    builder = params.apply(tuned_builder(itertools.count()).add_sink())
+    with builder.build(**params.build_options()).auto_stop() as pipeline:
+        for _ in zip(pipeline, range(10**7), strict=False):
+            if "in the tuner" in caplog.text:
+                break
+        assert "in the tuner" in caplog.text
+        assert pipeline.get_item(PATIENCE_SECONDS) > 0

@@ -6,6 +6,7 @@ import multiprocessing
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings, strategies as st
 from PIL import Image
 from support.datasets import Made
 from support.lazy_device import machine
@@ -42,6 +43,40 @@ def test_bound_holds_after_the_system_has_refused(backends):
     memory.grow(3)
     held += [made(memory, [SMALL_BYTES]) for _ in range(3)]
     assert [batch == [None] for batch in held] == [False, False, True, False, True, True]
+
+
+@settings(
+    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    st.integers(1, 4),
+    st.lists(
+        st.tuples(st.lists(st.integers(1, 6), min_size=1, max_size=3), st.integers(0, 3)),
+        max_size=20,
+    ),
+)
+def test_batches_that_are_held_never_share_memory(backends, most_pieces, steps):
+    """Whatever their sizes and the order in which they go; pieces are as few as was said."""
+    memory, held = transfer.Transfer("cuda").batch_memory(most_pieces), []
+    for value, (sizes, place) in enumerate(steps):
+        del held[place : place + 1]
+        for tensor in made(memory, [number * SMALL_BYTES for number in sizes]):
+            held += [] if tensor is None else [(tensor.fill_(value), value)]
+        tensor = None
+        assert len({number for _, number in held}) <= most_pieces
+        assert all((each[::4096] == number).all() for each, number in held)
+
+
+def test_piece_is_free_once_its_copy_is_done(backends):
+    """For whoever needs one, if the transfer has not looked yet; but not while it is copied."""
+    staging = transfer.Transfer("cuda", num_slabs=2)
+    memory = staging.batch_memory(1)
+    staged = staging.stage(made(memory, [SMALL_BYTES])[0].fill_(7))
+    assert made(memory, [SMALL_BYTES]) == [None]
+    staged.synchronize()
+    (again,) = made(memory, [SMALL_BYTES])
+    again.fill_(0)
+    assert staged.receive().unique().tolist() == [7]
 
 
 def frames(index):

@@ -36,6 +36,7 @@ from spdl_torch import DataLoader
 from spdl_torch.errors import UnsupportedOptionError
 from spdl_torch.io import batch_storage
 from spdl_torch.loader import opening
+from spdl_torch.loader.backends.processes.wire import Wire
 from spdl_torch.loader.fetching.collating import LARGE_BYTES
 
 __all__ = ["nothing_left"]
@@ -405,3 +406,25 @@ def test_child_has_its_jobs_and_sends_its_batches_while_the_loop_is_away(size):
     rest = iter(loader)
     until(lambda: loader.snapshot().stages[1].tasks.num_tasks == 16)
     assert list(rest) == [[str(index) for index in batch] for batch in batches]
+
+
+def test_rest_of_a_message_comes_after_a_timeout(monkeypatch):
+    """A child that is stopped in the middle of one costs neither the loop its timeout nor the
+    batch."""
+    (reads, writes), trainer, flush = os.pipe(), os.getpid(), Wire.flush
+
+    def stopping(wire):
+        if os.getpid() != trainer and wire.unsent:
+            content, _ = wire.unsent[0]
+            wire.unsent[0] = content[wire.socket.send(content[:9]) :], ()
+            os.read(reads, 1)
+        flush(wire)
+
+    monkeypatch.setattr(Wire, "flush", stopping)
+    batches = iter(isolated([0, 1, 2, 3], num_workers=1, timeout=0.5))
+    with pytest.raises(RuntimeError, match=r"timed out after 0\.5 seconds"):
+        next(batches)
+    os.write(writes, b"12345678")
+    assert [batch.item() for batch in batches] == [0, 1, 2, 3]
+    os.close(reads)
+    os.close(writes)

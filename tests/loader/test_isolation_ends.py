@@ -13,10 +13,11 @@ from contextlib import suppress
 
 import pytest
 from support import spawned, warm
+from support.at_call import AtCall
 from support.folders import TESTS
 from support.gates import is_running, until
 from support.isolated import isolated, nothing_left
-from support.isolation_data import Noting, Spawning
+from support.isolation_data import Images, Noting, Spawning
 from support.loaders import PATIENCE_SECONDS
 from torch.utils.data import DataLoader as TorchLoader
 
@@ -92,7 +93,7 @@ def test_script_without_a_main_guard_says_so(tmp_path, method, sample):
 
 
 GOES_ON = """
-    import os, signal, sys
+    import multiprocessing, os, signal, sys
     sys.path.insert(0, {tests!r})
     from support.inside import pids_of
     from support.isolation_data import Images
@@ -153,6 +154,15 @@ GOES_ON = """
         for method in ("spawn", "fork"):
             assert started_under(os.kill, signal.SIGTERM, method) == 1
 
+        print("stopping", flush=True)
+        batches = iter(loader())
+        next(batches)
+        (pid,) = pids_of(batches)
+        (child,) = [each for each in multiprocessing.active_children() if each.pid == pid]
+        del batches
+        os.killpg(0, signal.SIGTERM)
+        child.join(30)
+        assert handled.pop() and child.exitcode == 0
         print("done", flush=True)
 
     if __name__ == "__main__":
@@ -164,14 +174,14 @@ NOT_OURS = "ignore:resource_tracker"  # multiprocessing's: SIGHUP and SIGUSR1 en
 
 
 def test_loading_goes_on_when_the_group_gets_a_signal(tmp_path):
-    """While the child is being started and while it loads; every batch comes, from the same child
-    where there is one."""
+    """While the child is being started, while it loads, while it stops; every batch comes, from the
+    same child where there is one."""
     source = textwrap.dedent(GOES_ON.format(tests=str(TESTS)))
     (tmp_path / "program.py").write_text(source, encoding="utf-8")
     arguments = ["-W", "error", "-W", NOT_OURS, tmp_path / "program.py"]
     with warm.start(arguments, start_new_session=True, forks=True) as program:
         stdout, stderr = outcome_of(program)
-    assert stdout.split() == ["loading", "starting", "done"], stderr
+    assert stdout.split() == ["loading", "starting", "stopping", "done"], stderr
     assert (program.returncode, stderr) == (0, "")
 
 
@@ -189,3 +199,55 @@ def test_process_that_is_terminated_says_so(monkeypatch):
     for pid in pids:
         # Again, if it came before the forked process had its own handlers back.
         until(lambda pid=pid: not is_running(pid) or os.kill(pid, signal.SIGTERM))
+
+
+@pytest.mark.parametrize("step", [29, pytest.param(1, marks=pytest.mark.long)])
+def test_profile_in_a_signal_handler_has_all_rows(step):
+    """Wherever the loop's thread is on a batch's way to it, and whatever it holds: workers answer
+    whoever asks. The short form looks at every 29th place."""
+    profiles = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: profiles.append(loader.profile()))
+    try:
+        for place in itertools.count(1, step):
+            loader = isolated(Images(12), 1, num_workers=2)
+            batches = iter(loader)
+            for _ in range(2):  # one of each worker, which is up then
+                next(batches)
+            with AtCall(place, signal.SIGUSR1):
+                for _ in batches:
+                    break
+            assert len(list(batches)) == 9
+            if not profiles:
+                break
+            stages = [row.stage for row in profiles.pop().timelines[0].rows]
+            assert sorted(stages) == ["training", "worker process", "worker process"], place
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert place > 40
+
+
+HIT_AT_THE_START = """
+    import os, signal, sys, threading
+    from spdl_torch import DataLoader
+    from spdl_torch.loader.backends.processes import worker_process as line
+
+    start_child = line.start_child
+
+    def start_and_die(*arguments):
+        print(start_child(*arguments).pid, flush=True)
+        os.killpg(0, signal.SIGHUP)
+        threading.Event().wait()
+
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
+    line.start_child = start_and_die
+    iter(DataLoader([0], num_workers=1, isolation="process", multiprocessing_context="fork"))
+"""
+
+
+def test_child_ends_that_misses_a_signal_to_the_group():
+    """A trainer without a handler ends at once, and its child, which obeys none yet, after it."""
+    words = ["-c", textwrap.dedent(HIT_AT_THE_START)]
+    with warm.start(words, start_new_session=True, forks=True) as program:
+        stdout, stderr = outcome_of(program)
+    assert (program.returncode, stderr) == (-signal.SIGHUP, "")
+    until(lambda: not is_running(int(stdout)))

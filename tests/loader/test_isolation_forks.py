@@ -14,11 +14,13 @@ import pytest
 import torch
 from support.datasets import GatedData, Indices, Made
 from support.forks import fork, found_in_fork, outcome
+from support.gates import in_thread, result_of
 from support.isolated import bits, isolated, nothing_left, served
 from support.isolation_data import Images
 from support.loaders import PATIENCE_SECONDS, ThreadLoader as DataLoader, torch_loader
 from torch.utils.data import RandomSampler
 
+from spdl_torch.engine.shared import lock_held_at_forks
 from spdl_torch.loader.backends import activity as activity_module
 
 __all__ = ["nothing_left"]
@@ -225,3 +227,33 @@ def test_a_fork_waits_for_a_long_sample_only_so_long(monkeypatch):
     assert len(list(isolated(Indices(4), num_workers=1))) == 4
     dataset.gate.set()
     next(batches)
+
+
+def test_child_finds_no_lock_held_by_a_thread_that_it_has_not_got():
+    """The fork waits until the thread has let go of it."""
+    lock, is_held, may_end = lock_held_at_forks(), threading.Event(), threading.Event()
+
+    def hold():
+        with lock:
+            is_held.set()
+            may_end.wait()
+
+    holding = in_thread(hold)
+    is_held.wait()
+    may_end.set()
+    assert found_in_fork(lambda: lock.acquire(blocking=False)) is True
+    result_of(holding)
+    with lock:
+        pass
+
+
+def test_workers_rest_until_the_last_of_several_forks_has_ended():
+    """Two loaders that start children on threads of their own fork at the same time."""
+    activity = activity_module.Activity()
+    with activity_module.workers_at_rest():
+        with activity_module.workers_at_rest():
+            begun = in_thread(activity_module.begin_job, activity, "a job")
+        # It waits, or it has begun: what it will do is settled, and needs no wait.
+        assert not activity_module.may_work.is_set()
+    result_of(begun)
+    assert activity.job == "a job"

@@ -5,12 +5,13 @@ import gc
 import os
 import re
 import signal
+import threading
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from support.gates import is_running, num_fds, until
-from support.inside import children_of
+from support.inside import are_up, backend_of, children_of
 from support.isolated import (
     bits,
     children,
@@ -23,12 +24,14 @@ from support.isolation_data import Crashing, Images
 from support.loaders import PATIENCE_SECONDS, DataLoader, assert_threads_end
 from torch.utils.data import IterableDataset
 
+from spdl_torch.loader.backends.processes import worker_process
 from spdl_torch.observe import tracing
 
 __all__ = ["nothing_left"]
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 REPLACED = {"seed": 1, "timeout": PATIENCE_SECONDS}
+SERVED = {**REPLACED, "multiprocessing_context": "forkserver"}
 
 
 class DiesOnce(Images):
@@ -163,3 +166,51 @@ def test_nothing_is_left_however_the_loop_ends(kind, tmp_path):
         assert_threads_end()
         release_what_has_ended()
         assert num_fds() == before, how
+
+
+@pytest.fixture
+def held_back(monkeypatch):
+    """Once called, no child starts before the event that it returns is set."""
+    begin, started = threading.Event(), worker_process.start_child
+
+    def late(*args):
+        assert begin.wait(PATIENCE_SECONDS)
+        return started(*args)
+
+    def hold_back():
+        monkeypatch.setattr(worker_process, "start_child", late)
+        return begin
+
+    return hold_back
+
+
+def test_others_make_the_batches_of_a_child_whose_successor_takes_long(held_back, caplog):
+    """One that is not forked may import for seconds. The loop gets all its batches meanwhile, in
+    order and with equal bits, and the successor gets work once it is there."""
+    expected = epochs_of(DataLoader(Images(40), 2, seed=1), 1)[0]
+    batches = iter(isolated(Images(40), 2, num_workers=3, **SERVED))
+    found = [bits(next(batches)) for _ in range(3)]
+    until(lambda: are_up(batches))
+    begin = held_back()
+    os.kill(children_of(batches)[1].pid, signal.SIGKILL)
+    found += [bits(next(batches)) for _ in range(10)]
+    until(lambda: "The others make its batches again: " in caplog.text)
+    assert not children_of(batches)[1].jobs
+    assert backend_of(batches).numbers_at_work() == [0, 2]
+    begin.set()
+    until(lambda: are_up(batches))
+    assert backend_of(batches).numbers_at_work() == [0, 1, 2]
+    assert found + list(map(bits, batches)) == expected
+
+
+def test_epoch_begins_while_a_killed_child_has_no_successor_yet(held_back):
+    """What the successor is told waits until it can be told: first what it begins with."""
+    loader = isolated(Images(40), 2, persistent_workers=True, **SERVED)
+    first = next(batches := iter(loader))
+    begin = held_back()
+    os.kill(children_of(batches)[1].pid, signal.SIGKILL)
+    found = [list(map(bits, (first, *batches)))]
+    batches = iter(loader)
+    begin.set()
+    until(lambda: are_up(batches) or backend_of(batches)._look_after())
+    assert [*found, list(map(bits, batches))] == epochs_of(DataLoader(Images(40), 2, seed=1), 2)

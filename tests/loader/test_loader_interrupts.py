@@ -4,8 +4,10 @@ lost or comes twice."""
 import itertools
 import json
 import random
+import re
 import signal
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 import pytest
@@ -295,3 +297,21 @@ def test_error_of_a_handler_comes_out_of_iter():
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert raised > 6
+
+
+def test_items_that_an_iterable_s_own_state_has_passed_are_reported(caplog):
+    """Without workers it is asked where it stands, and may be past a batch that Ctrl-C cut off."""
+    numbers_lost = set()
+    for place in itertools.count(1, 2):
+        dataset = Resumable(NUM_SAMPLES)
+        caplog.clear()
+        seen, resumed, _, where = interrupted(partial(DataLoader, dataset, 4), place)
+        seen += resumed
+        assert len(set(seen)) == len(seen), where
+        lost = NUM_SAMPLES - len(seen)
+        said = re.findall(r"Resumable, which .* past its items, (\d+) at most", caplog.text)
+        assert lost <= sum(map(int, said)) <= lost + 1, where
+        numbers_lost.add(lost)
+        if where is None:
+            break
+    assert {0, 1, 4} <= numbers_lost

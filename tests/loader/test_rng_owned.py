@@ -229,3 +229,21 @@ def test_every_sample_of_a_library_draws_its_own_numbers(transform, own_seed):
         assert [len(torch.unique(epoch, dim=0)) for epoch in epochs] == [64, 64]
         assert not torch.equal(*epochs)
         assert all(map(torch.equal, epochs, expected))
+
+
+def fail(*_):
+    raise AssertionError("user code ran")
+
+
+ASKED = ("len", "iter", "getitem", "contains", "eq", "repr", "getattr")
+METHODS = {**{f"__{name}__": fail for name in ASKED}, "__hash__": None}
+ALSO_ASKED = {**METHODS, **dict.fromkeys(("items", "keys", "values"), fail)}
+
+
+@pytest.mark.parametrize("kind", [type("L", (list,), METHODS), type("D", (dict,), ALSO_ASKED)])
+def test_no_method_of_an_object_is_called(kind):
+    """Not even to ask for its length."""
+    inside, beside = random.Random(1), random.Random(2)
+    value = kind([("a", inside)])
+    vars(value)["kept"] = beside
+    assert {*OwnedGenerators((value,)).found} == {inside, beside}

@@ -6,11 +6,17 @@ from time import perf_counter
 import pytest
 from hypothesis import given, settings, strategies as st
 from support.datasets import Indices
+from support.gates import FakeClock, until
 from support.seats import FORKED, NONE, THREADS, in_seats
 
 from spdl_torch import DataLoader
+from spdl_torch.engine import counters as counters_module
+from spdl_torch.engine.counters import TaskCell
+from spdl_torch.loader.fetching import timing as timing_module
+from spdl_torch.loader.fetching.timing import timed
 from spdl_torch.loader.stats.stats import WorkersStats
 from spdl_torch.machine.histogram import Histogram, percentile
+from spdl_torch.pipeline import StageInfo, TaskStatsHook
 
 durations = st.integers(0, 2**62) | st.just(2**63 - 1)
 few_durations = st.lists(durations | st.integers(0, 10_000), min_size=1, max_size=200)
@@ -142,12 +148,60 @@ def test_all_of_next_is_a_wait_and_nothing_else(seat, options):
     assert handler.seconds + in_queue <= seconds_waited(loader.snapshot()) - before <= inside
 
 
-SHORT, LONG = 100_000, 50_000_000
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_batches_are_counted_as_the_loop_gets_them(num_workers):
     """Whatever the workers have made meanwhile."""
     loader = DataLoader(range(12), 4, num_workers=num_workers, isolation="thread")
     for number, _ in enumerate(loader, start=1):
         assert {stage.queue.num_items for stage in loader.snapshot().stages} == {number}
+
+
+def test_queue_of_a_process_is_as_full_as_its_clock_has_it():
+    """However late the loop reads what the process has sent."""
+    loader = FORKED.loader(Indices(4), batch_size=1, num_workers=1, prefetch_factor=4)
+    batches = iter(loader)
+    until(lambda: loader.snapshot().stages[0].tasks.num_tasks == 4)
+    away = sum(work() for _ in range(20))
+    next(batches)
+    stats = loader.snapshot()
+    is_empty = (1 - stats.stages[1].queue.occupancy_rate) * stats.elapsed
+    assert 0 < is_empty <= stats.elapsed - away
+    assert len(list(batches)) == 3
+
+
+def clocked_run(calls):
+    """Time calls that take these wall and CPU times, each after others in which none runs."""
+    clock, cell = FakeClock(), TaskCell()
+    with pytest.MonkeyPatch.context() as patch:
+        clock.install(patch, timing_module, counters_module)
+        for before, times in calls:
+            clock.advance(*before)
+            timed(cell, clock.advance, *times)
+    hook = TaskStatsHook(StageInfo(0, 1, "decode"))
+    hook.share(cell)
+    return hook.counters()
+
+
+def of_wall_time(shortest, longest):
+    """Wall and CPU times in ns."""
+    walls = st.integers(shortest, longest)
+    return walls.flatmap(lambda wall: st.tuples(st.just(wall), st.integers(0, wall)))
+
+
+any_calls = st.tuples(
+    st.one_of(st.just((0, 0)), of_wall_time(0, 400_000), of_wall_time(0, 10**9)),
+    st.one_of(of_wall_time(0, 199_999), of_wall_time(200_000, 500_000), of_wall_time(0, 10**9)),
+)
+
+
+@settings(deadline=None, max_examples=30)
+@given(calls=st.lists(any_calls, max_size=60))
+def test_cpu_time_of_every_long_task_is_known(calls):
+    """To 0.05 ms, whatever comes before it."""
+    counters = clocked_run(calls)
+    long = [(wall, cpu) for _, (wall, cpu) in calls if wall >= 200_000]
+    assert counters.long_ns == sum(wall for wall, _ in long)
+    exact = sum(cpu for _, cpu in long)
+    assert counters.long_cpu_ns == pytest.approx(exact, abs=50_001 * len(long))
+    if len(long) == len(calls) and all(before == (0, 0) for before, _ in calls):
+        assert counters.long_cpu_ns == exact
