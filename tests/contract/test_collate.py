@@ -314,3 +314,9 @@ def test_error_of_collating_says_what_is_wrong(samples, said):
     note = note_of(iter(DataLoader(samples, batch_size=4)))
     assert said in note
     assert ("unlike most" in note) is ("elsewhere" in said)
+
+
+def test_error_of_collating_without_batches_names_the_sample():
+    """There collate_fn converts one sample."""
+    batches = iter(DataLoader(["two"], batch_size=None, collate_fn=int))
+    assert note_of(batches) == "in collate_fn, batch 0, sample index 0, given 'two'"

@@ -2,6 +2,7 @@
 
 import gc
 import signal
+import sys
 import textwrap
 import threading
 import weakref
@@ -304,3 +305,25 @@ def test_ctrl_c_ends_the_program_when_a_worker_blocks():
     assert stderr.rstrip().endswith("KeyboardInterrupt")
     assert stderr.count("Traceback") == 1
     assert child.returncode == -signal.SIGINT
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="Python starts no threads then")
+def test_function_of_the_exit_may_iterate():
+    """With worker threads and with processes, as with torch's loader. Persistent ones ended with
+    the main thread: it gets new ones."""
+    program = """
+        import atexit
+
+        def load():
+            for loader in loaders:
+                print([batch.tolist() for batch in loader])
+
+        loaders = [
+            DataLoader(range(4), 2, num_workers=2, isolation=isolation, persistent_workers=stay)
+            for isolation in ("thread", "process") for stay in (False, True)
+        ]
+        load()
+        atexit.register(load)
+    """
+    done = run_script(program)
+    assert (done.stderr, done.stdout.splitlines()) == ("", ["[[0, 1], [2, 3]]"] * 8)

@@ -6,10 +6,12 @@ import threading
 from collections import namedtuple
 from dataclasses import dataclass
 from itertools import islice
+from unittest import mock
 
 import pytest
 import torch
 from support.datasets import BulkData, GatedData, Indices, Made, MapData
+from support.gates import switching
 from support.inside import forget_iterator
 from support.loaders import (
     PATIENCE_SECONDS,
@@ -403,4 +405,51 @@ def test_threads_end_when_the_system_has_no_more(monkeypatch, most):
     monkeypatch.undo()
     assert len(started) == most
     assert_threads_end()
+    assert len(batches_of(loader)) == 6
+
+
+class Copied(MapData):
+    """Knows when two copies of it are under way, and loads in its own way while it is copied."""
+
+    copying, met = threading.Lock(), []
+
+    def __copy__(self):
+        if not self.copying.acquire(blocking=False):
+            self.met.append(threading.current_thread().name)
+            raise TypeError("two threads copy at once")
+        epoch_of(ThreadLoader(MapData(4), num_workers=2))
+        self.copying.release()
+        return MapData(len(self))
+
+
+def test_workers_copy_the_dataset_one_after_another():
+    """Python 3.11 crashes in a later garbage collection if two threads look at the ``__dict__`` of
+    one object for the first time, which is what copying does. No other loader waits for it."""
+    with switching():
+        for _ in range(5):
+            assert len(epoch_of(ThreadLoader(Copied(8), num_workers=4))) == 8
+    assert not Copied.met
+
+
+def test_sampler_that_answers_to_every_name_is_no_endless_search():
+    """As tests of frameworks pass them."""
+    inner = mock.Mock(spec=[])
+    inner.sampler = inner
+    for sampler in (mock.Mock(), mock.MagicMock(), inner):
+        assert DataLoader(range(3), sampler=sampler).sampler is sampler
+
+
+def test_failing_thread_of_the_loader_is_no_hang(monkeypatch, caplog):
+    """A bug in the loader itself raises in the loop, and the log has the traceback."""
+
+    def fail(*_args, **_cells):
+        raise LookupError("a mistake of ours")
+
+    loader = ThreadLoader(Indices(), 2, num_workers=2)
+    monkeypatch.setattr("spdl_torch.loader.backends.worker_thread.record_parts", fail)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="no fault of the dataset: LookupError"):
+            next(iter(loader))
+    assert "in fail" in caplog.text
+    monkeypatch.undo()
     assert len(batches_of(loader)) == 6

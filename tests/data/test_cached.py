@@ -613,3 +613,18 @@ def test_spawned_ranks_share_one_memory(monkeypatch):
         folders.append(sent.get())
         child.join()
     assert folders[0] == folders[1] != folders[2]
+
+
+def test_samples_that_read_each_other_through_the_cache_are_made(tmp_path):
+    """By two threads, of which each makes what the other one waits for."""
+    barriers = [threading.Barrier(2, timeout=PATIENCE_SECONDS)] * 2
+
+    def make(index):
+        if barriers:
+            barriers.pop().wait()
+            kept[1 - index]
+        return index
+
+    kept = cached(MadeBy(make, 2), tmp_path, version=1)
+    ends = [in_thread(kept.__getitem__, index) for index in range(2)]
+    assert [result_of(end) for end in ends] == [0, 1]

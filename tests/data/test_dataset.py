@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.utils.data as torch_data
 from hypothesis import given, settings, strategies as st
-from support.gates import join_spdl_threads, no_leak, spdl_threads, until
+from support.gates import GatedOp, join_spdl_threads, no_leak, spdl_threads, until
 
 import spdl_torch
 from spdl_torch import PipelineDataset, PipelineFailure, UnsupportedOptionError
@@ -299,3 +299,17 @@ def test_pickle_runs_on_its_own():
     assert list(again) == [0, 2, 4, 6]
     assert threading.active_count() > 1, "the first one goes on"
     assert list(iterator) == [2, 4, 6]
+
+
+def test_loop_goes_on_when_an_op_outlasts_its_end(monkeypatch, caplog):
+    """An op that never returns is left after a while, and named."""
+    monkeypatch.setattr("spdl_torch.data.dataset._STOP_SECONDS", 0.01)
+    gate = GatedOp()
+    dataset = dataset_of([1, 2], lambda item: item if item == 1 else gate(item))
+    iterator = iter(dataset)
+    assert next(iterator) == 1
+    gate.wait_started(1)
+    iterator.close()
+    assert "PipelineDataset: the loop has ended, but stop: still running" in caplog.text
+    gate.open()
+    join_spdl_threads()

@@ -18,7 +18,7 @@ import spdl_torch
 from spdl_torch.data import MixedSource, mix
 from spdl_torch.data.mixing import plan as lookup
 from spdl_torch.data.mixing.mix import shares_of
-from spdl_torch.data.mixing.plan import MAX_POSITIONS
+from spdl_torch.data.mixing.plan import MAX_POSITIONS, shuffled_indices
 from spdl_torch.data.sources import ListSource, as_source
 from spdl_torch.pipeline import PipelineBuilder
 
@@ -322,3 +322,11 @@ def test_bad_mixture_is_refused(arguments, options, error, message):
     mixed = mix({"a": unknown_length([]), "b": unknown_length([1])}, stop="never")
     with pytest.raises(ValueError, match="the source 'a' is empty"):
         list(itertools.islice(mixed, 10))
+
+
+def test_orders_of_passes_are_all_permutations_alike():
+    """Each of the 24 orders of 4 samples comes about as often: within 5 standard deviations."""
+    orders = shuffled_indices(3, np.repeat(np.arange(24_000), 4), np.tile(range(4), 24_000), 4)
+    found = Counter(map(tuple, orders.reshape(-1, 4).tolist()))
+    assert len(found) == 24
+    assert all(abs(number - 1000) < 5 * 31 for number in found.values())

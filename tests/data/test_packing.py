@@ -12,10 +12,10 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from support.readings import shown
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, default_collate
 
 import spdl_torch
-from spdl_torch.data import bucket, mix, pack
+from spdl_torch.data import bucket, mix, pack, pad_collate
 from spdl_torch.data.packing.rule import bucketed, packed
 from spdl_torch.data.sources import as_source
 from spdl_torch.pipeline import PipelineBuilder
@@ -358,3 +358,40 @@ def test_groups_without_a_sampler_or_of_a_part_are_refused():
         pack(spdl_torch.PipelineDataset(builder), 4, size_of=len)
     whole = spdl_torch.PipelineDataset(builder, num_replicas=1, rank=0)
     assert len(list(pack(whole, 4, size_of=len))) == 1
+
+
+def test_pad_collate_is_default_collate_where_shapes_agree():
+    """Structures are kept; images are padded at the right and at the bottom."""
+    samples = [{"a": [torch.ones(2), n], "b": "text"} for n in range(3)]
+    assert str(pad_collate(samples)) == str(default_collate(samples))
+    images = pad_collate([torch.ones(3, 2, 5), torch.ones(3, 4, 1)])
+    assert images.shape == (2, 3, 4, 5)
+    assert images[0, :, :2].eq(1).all()
+    assert images[0].sum() == 30
+    with pytest.raises(ValueError, match=r"same number of dimensions, got shapes \(2,\), \(1, 2\)"):
+        pad_collate([torch.ones(2), torch.ones(1, 2)])
+
+
+def test_sizes_of_a_mixtures_first_epoch_are_not_taken_for_those_of_later_ones():
+    """The error says what to pass."""
+    mixture = mix({"a": [[1]] * 9, "b": [[1, 2]] * 9})
+    sampler = pack(mixture, 4, size_of=[len(row) for row in mixture]).sampler()
+    assert len(list(sampler)) > 0
+    sampler.set_epoch(1)
+    with pytest.raises(ValueError, match="size_of must be a function of the position, got a list"):
+        list(sampler)
+
+
+def test_documents_of_a_pack_are_read_in_one_call():
+    """If the dataset has ``__getitems__``, as those of Hugging Face do."""
+
+    class Batched(list):
+        def __getitems__(self, indices):
+            return [{"tokens": document(n, 3 + n)} for n in indices]
+
+        __getitem__ = None
+
+    texts = pack(Batched("abc"), 8, size_of=[3, 4, 5], oversize="split")
+    tokens = torch.cat([texts[group]["tokens"] for group in texts.sampler()])
+    expected = torch.cat([document(n, size) for n, size in enumerate([3, 4, 5])])
+    assert sorted(tokens.tolist()) == expected.tolist()

@@ -14,6 +14,7 @@ import pytest
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, strategies as st
+from PIL import Image
 from support.inside import placement_of
 from torch.utils.data import DataLoader as TorchLoader, default_collate
 
@@ -21,6 +22,7 @@ from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.data import cached, mix, pack
 from spdl_torch.data.sources import ListSource, Parquet
 from spdl_torch.errors import DecodeError
+from spdl_torch.io import decode_image
 from spdl_torch.loader.differences import path_of_difference
 from spdl_torch.pipeline import PipelineBuilder
 
@@ -352,3 +354,25 @@ def test_damage_is_an_error_that_names_the_file(tmp_path):
         assert "a.parquet" in told
         assert rows is None or rows == pq.read_table(path, columns=["n"])["n"].to_pylist()
     assert num_found > 25
+
+
+def test_damage_in_text_is_an_error_that_names_the_file(tmp_path):
+    """Though text is decoded after it was read."""
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"s": ["abc", "def"]}), path, compression="none", use_dictionary=False)
+    path.write_bytes(path.read_bytes().replace(b"def", b"\xffef"))
+    for read in (list, lambda source: source[1]):
+        with pytest.raises(DecodeError, match=r"a\.parquet: row group 0 cannot be read"):
+            read(Parquet(path))
+
+
+def test_pictures_of_hugging_face_are_decoded_as_they_are(tmp_path):
+    """From their bytes or, where only that is stored, from their path."""
+    path, picture = tmp_path / "a.png", torch.arange(48, dtype=torch.uint8).view(3, 4, 4)
+    Image.fromarray(picture.permute(1, 2, 0).numpy()).save(path)
+    stored = [{"bytes": path.read_bytes(), "path": "a"}, {"bytes": None, "path": str(path)}]
+    pq.write_table(pa.table({"image": stored}), tmp_path / "a.parquet")
+    for row in Parquet(tmp_path / "a.parquet"):
+        assert torch.equal(decode_image(row["image"]), picture)
+    with pytest.raises(TypeError, match="neither bytes nor a path"):
+        decode_image({"bytes": None, "path": None})

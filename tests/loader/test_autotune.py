@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from spdl_torch.autotune import PerfParams
-from spdl_torch.autotune.tuner import Bounds, Tuner, Window
+from spdl_torch.autotune.tuner import Bounds, Tuner, Window, window_of
 from spdl_torch.observe import Probes
 from spdl_torch.pipeline import PipelineStats, StageStats
 
@@ -197,3 +197,17 @@ def test_option_of_auto_is_refused_when_out_of_range():
     match = "PerfParams.auto: max_threads must be an int or None, got 2.5"
     with pytest.raises(TypeError, match=re.escape(match)):
         PerfParams.auto(max_threads=2.5)
+
+
+def test_pause_of_the_consumer_is_left_out_of_a_window():
+    """A validation of a minute between two batches does not count as slow loading."""
+
+    def part(seconds, num_items, waited):
+        stats = PipelineStats(int(seconds * 1e9), int(waited * 1e9), ())
+        return Window(stats=stats, num_items=num_items)
+
+    usual, pause = part(0.5, 50, 0.1), part(60.0, 50, 0.1)
+    found = window_of([usual, usual, pause, usual])
+    assert (found.num_items, found.stats.elapsed) == (150, 1.5)
+    assert found.noise < 0.01
+    assert window_of([part(1.0, 10, 0.0), part(1.0, 30, 0.0)]).noise > 0.4

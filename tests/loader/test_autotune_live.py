@@ -325,3 +325,20 @@ def test_tuner_that_breaks_does_not_break_the_pipeline(at_random, monkeypatch, c
                 break
         assert "in the tuner" in caplog.text
         assert pipeline.get_item(PATIENCE_SECONDS) > 0
+
+
+def test_number_stays_where_no_more_processes_can_be_started(monkeypatch, caplog):
+    """The log says so, and the others go on."""
+    options = {"isolation": "process", "num_workers": auto(1, max_threads=6)}
+    loader = DataLoader(Indices(150), **options)
+    batches = iter(loader)
+    resize(batches, 1)
+
+    def refuse(*_, **__):
+        raise OSError("no more processes")
+
+    monkeypatch.setattr("spdl_torch.loader.backends.processes.worker_process.start_child", refuse)
+    assert backend_of(batches).resize(3, 6) == 1
+    assert backend_of(batches).resize(2, 4) == 1
+    assert "no more processes" in caplog.text
+    assert len(list(batches)) == 150

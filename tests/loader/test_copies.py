@@ -13,6 +13,7 @@ from support.seats import NUM_WORKERS, in_every_seat
 from torch.utils.data import Dataset
 
 from spdl_torch import DataLoader
+from spdl_torch.data.sources import ListSource
 
 
 class Ends:
@@ -169,3 +170,40 @@ def test_methods_that_a_dataset_keeps_are_of_the_workers_own(keep, numbers):
     with switching():
         assert torch.cat(list(loader)).tolist() == [*range(4000)]
     assert dataset.file is dataset.inner.file is None
+
+
+class Lazy(Dataset):
+    """Opens its file on the first sample, and closes it when it ends."""
+
+    file = None
+
+    def __init__(self, path):
+        self.path = path
+
+    def __len__(self):
+        return 4000
+
+    def __getitem__(self, index):
+        if self.file is None:
+            self.file = self.path.open("rb")
+            OPENED.append(self.file)
+        self.file.seek(2 * index)
+        return int.from_bytes(self.file.read(2), "little")
+
+    def __del__(self):
+        if self.file is not None:
+            self.file.close()
+
+
+def test_threads_open_files_of_their_own(numbers):
+    """Also where the class has a __del__: one position for all would give others' samples."""
+    loader = DataLoader(Lazy(numbers), 50, num_workers=4, isolation="thread")
+    with switching():
+        assert torch.cat(list(loader)).tolist() == [*range(4000)]
+
+
+def test_a_shard_of_a_source_with_a_del_is_another_source():
+    kind = type("Ending", (ListSource,), {"__del__": lambda self: None})
+    source = kind([*range(8)])
+    assert [list(source.shard(rank, 2)) for rank in (0, 1)] == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    assert list(source) == [*range(8)]

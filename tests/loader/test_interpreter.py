@@ -1,6 +1,7 @@
 """What is asked of the interpreter: runs of the collector and handlers of signals, none of which is
 lost."""
 
+import _signal
 import _thread
 import gc
 import itertools
@@ -13,6 +14,7 @@ from functools import partial
 
 import pytest
 from support.datasets import Indices
+from support.forks import found_in_fork
 from support.gates import in_thread, result_of
 
 from spdl_torch import DataLoader, PipelineDataset
@@ -172,3 +174,65 @@ def test_what_a_handler_raises_as_a_thread_starts_arrives_as_itself(make, monkey
         monkeypatch.undo()
         signal.signal(signal.SIGALRM, before)
     assert len(list(make())) == 8
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_child_that_is_forked_meanwhile_collects_as_before(is_on):
+    """Nobody in it would switch the collector on: before, in and after a block of its own."""
+
+    def collects():
+        found = [gc.isenabled()]
+        with collected_later():
+            found.append(gc.isenabled())
+        return [*found, gc.isenabled()]
+
+    with collected_later():
+        assert found_in_fork(collects) == [is_on, False, is_on]
+
+
+def test_ctrl_c_is_raised_after_the_block():
+    """By Python's own handler, and what the block was to do is done, or its error is told, too."""
+    before, error = handlers(), ZeroDivisionError()
+
+    def interrupted():
+        with handlers_deferred():
+            signal.raise_signal(signal.SIGINT)
+            raise error
+
+    with pytest.raises(KeyboardInterrupt, match=r"^$") as info:
+        interrupted()
+    assert info.value.__context__ is error
+    assert handlers() == before
+
+
+def test_handler_that_raises_while_they_are_put_back_loses_none(heard, monkeypatch):
+    """They are in their places, and called."""
+    before, put_back, places = handlers(), _signal.signal, [SIGNALS[-1]]
+
+    def interrupted(number, handler):
+        if number in places:
+            places.clear()
+            raise KeyboardInterrupt("while putting back")
+        return put_back(number, handler)
+
+    with pytest.raises(KeyboardInterrupt, match="while putting back"), handlers_deferred():
+        monkeypatch.setattr(_signal, "signal", interrupted)
+    monkeypatch.undo()
+    assert handlers() == before
+    for number in SIGNALS:
+        os.kill(os.getpid(), number)
+    assert heard == list(SIGNALS)
+
+
+def test_process_that_is_forked_in_the_block_has_the_handlers(heard):
+    """At once, and the parent has them afterwards."""
+    before = handlers()
+
+    def child():
+        is_same = handlers() == before
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return is_same, list(map(int, heard))
+
+    with handlers_deferred():
+        assert found_in_fork(child) == (True, [signal.SIGUSR1])
+    assert handlers() == before

@@ -9,13 +9,16 @@ import multiprocessing
 import os
 import signal
 import textwrap
+import threading
 from contextlib import suppress
 
+import psutil
 import pytest
 from support import spawned, warm
 from support.at_call import AtCall
 from support.folders import TESTS
 from support.gates import is_running, until
+from support.inside import children_of, doing_in, pids_of
 from support.isolated import isolated, nothing_left
 from support.isolation_data import Images, Noting, Spawning
 from support.loaders import PATIENCE_SECONDS
@@ -251,3 +254,47 @@ def test_child_ends_that_misses_a_signal_to_the_group():
         stdout, stderr = outcome_of(program)
     assert (program.returncode, stderr) == (-signal.SIGHUP, "")
     until(lambda: not is_running(int(stdout)))
+
+
+class Waiting(Images):
+    """Sample ``held`` tells its process through a named pipe and then waits for ever."""
+
+    def __init__(self, path, held=5):
+        super().__init__()
+        self.path = str(path)
+        self.held = held
+
+    def __getitem__(self, index):
+        if index == self.held:
+            with open(self.path, "w", encoding="utf-8") as file:  # waits for a reader
+                file.write(str(os.getpid()))
+            threading.Event().wait()
+        return super().__getitem__(index)
+
+
+def test_child_that_does_not_answer_hides_no_other(tmp_path, monkeypatch):
+    """A wait for any batch logs what all children do; a profile has the rows of each."""
+    monkeypatch.setattr("spdl_torch.loader.backends.processes.worker_process._ASK_SECONDS", 0.5)
+    os.mkfifo(tmp_path / "held")
+    loader = isolated(Waiting(tmp_path / "held", held=4), 1, num_workers=3, in_order=False)
+    batches = iter(loader)
+    pid = int((tmp_path / "held").read_text(encoding="utf-8"))
+    for _ in range(4):
+        next(batches)
+    until(lambda: doing_in(batches).count("None of its threads is at work") == 2)
+    text = doing_in(batches)
+    assert text.startswith("Waiting for any batch. ")
+    assert text.count("sample index 4") == 1
+    other = next(each for each in pids_of(batches) if each != pid)
+    os.kill(other, signal.SIGSTOP)
+    try:
+        until(lambda: psutil.Process(other).status() == psutil.STATUS_STOPPED)
+        text = doing_in(batches)
+        timeline = loader.profile().timelines[0]
+    finally:
+        os.kill(other, signal.SIGCONT)
+        os.kill(pid, signal.SIGKILL)
+    assert f"The worker process (pid {other}) is being started, or did not answer" in text
+    assert "sample index 4" in text
+    rows = {row.replica for row in timeline.rows if row.stage == "worker process"}
+    assert rows == set(children_of(batches))

@@ -4,12 +4,15 @@ and nothing is left."""
 import gc
 import os
 import re
+import resource
 import signal
 import threading
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch
+from support.datasets import Made
 from support.gates import is_running, num_fds, until
 from support.inside import are_up, backend_of, children_of
 from support.isolated import (
@@ -214,3 +217,22 @@ def test_epoch_begins_while_a_killed_child_has_no_successor_yet(held_back):
     begin.set()
     until(lambda: are_up(batches) or backend_of(batches)._look_after())
     assert [*found, list(map(bits, batches))] == epochs_of(DataLoader(Images(40), 2, seed=1), 2)
+
+
+def test_error_of_the_receiver_is_not_taken_for_the_childs_end():
+    """The trainer may open no more files, so it cannot map what the child has written. The child
+    is told to end, and not waited for until it is killed."""
+    batches = iter(isolated(Made(lambda n: torch.zeros(1 if n < 4 else 50_000), 12), num_workers=1))
+    next(batches)  # up to two more are on their way, small ones
+    (child,) = children()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, before[1]))
+        with pytest.raises(RuntimeError, match=r"could not receive what .*Too many open") as caught:
+            list(batches)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert isinstance(caught.value.__cause__, OSError)
+    assert child.exitcode == 0

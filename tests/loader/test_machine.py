@@ -15,10 +15,10 @@ from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.autotune import Limits
 from spdl_torch.loader import user_warnings
 from spdl_torch.loader.stats.stats import EpochStats
-from spdl_torch.machine import limits
+from spdl_torch.machine import limits, readings
 from spdl_torch.machine.probes import probe_counters
 from spdl_torch.machine.readings import probes_between
-from spdl_torch.observe import Cause, Probes, make_report
+from spdl_torch.observe import Cause, Probes, judge, make_report
 from spdl_torch.pipeline import PipelineBuilder
 
 
@@ -175,3 +175,26 @@ def test_source_is_asked_for_its_state_while_it_goes_on():
     again = PipelineDataset(PipelineBuilder().add_source(Counted(MANY)).add_sink())
     again.load_state_dict(states[MANY - 10])
     assert list(again) == list(range(MANY - 9, MANY))
+
+
+@pytest.mark.parametrize("has_gil", [True, False])
+def test_verdict_names_the_switch_of_a_python_that_can_do_without_its_gil(has_gil, monkeypatch):
+    """An interpreter of the free-threaded build whose GIL is on; others have no such switch."""
+    monkeypatch.setattr(readings.sysconfig, "get_config_var", lambda name: 1)
+    monkeypatch.setattr(readings.sys, "_is_gil_enabled", lambda: has_gil, raising=False)
+    assert readings.has_gil() is readings.could_go_without_gil() is has_gil
+    verdict = judge(HELD_UP, probes=Probes(gil_seconds=6e-3, could_go_without_gil=has_gil))
+    assert verdict.cause is Cause.GIL
+    assert ("PYTHON_GIL=0" in verdict.action) is has_gil
+
+
+def test_count_of_cores_is_the_same_on_a_bound_thread():
+    """Report and tuner count those of the process, and so does what a thread asks."""
+    if not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs two cores, and Linux, to run on one of them alone")
+
+    def count():
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        return limits.usable_cores(), len(os.sched_getaffinity(0))
+
+    assert result_of(in_thread(count)) == (limits.usable_cores(), 1)

@@ -3,7 +3,7 @@
 import copy
 import random
 import types
-from functools import partial
+from functools import partial, reduce
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from support.loaders import library
 from torch.utils.data import IterableDataset, get_worker_info
 
 from spdl_torch import DataLoader
+from spdl_torch.loader.rng.keys import Purpose, StreamKey
 from spdl_torch.loader.rng.owned import OwnedGenerators
 
 NONE = {}
@@ -247,3 +248,29 @@ def test_no_method_of_an_object_is_called(kind):
     value = kind([("a", inside)])
     vars(value)["kept"] = beside
     assert {*OwnedGenerators((value,)).found} == {inside, beside}
+
+
+@pytest.mark.parametrize("depth", [10, 3_000])
+def test_search_that_ends_early_says_so_once(depth, caplog, monkeypatch):
+    """With what to do; not where it has seen everything."""
+    monkeypatch.setattr("spdl_torch.loader.rng.owned._has_warned", False)
+    chain = reduce(lambda inner, _: [inner], range(depth), random.Random(1))
+    for _ in range(2):
+        OwnedGenerators(chain)
+    assert len(caplog.messages) == (depth > 2_000)
+    assert all("stopped after 2000 objects" in each and "Keep" in each for each in caplog.messages)
+
+
+def test_seeds_of_two_generators_and_two_purposes_differ():
+    """What a sample draws from one says nothing of what it draws from another."""
+    generators = random.Random(1), random.Random(2), np.random.default_rng(1)
+    owned = OwnedGenerators(generators)
+    assert owned.found == generators
+    drawn = set()
+    for epoch in range(2):
+        key = StreamKey(7, epoch=epoch)
+        for position in range(20):
+            for purpose in (Purpose.SAMPLE, Purpose.COLLATE):
+                owned.seed(key, position, purpose)
+                drawn |= {generator.random() for generator in generators}
+    assert len(drawn) == 2 * 20 * 2 * 3

@@ -12,6 +12,7 @@ from support.gates import in_thread, result_of, until
 from support.loaders import PATIENCE_SECONDS, ThreadLoader as DataLoader
 from torch.utils.data import IterableDataset
 
+from spdl_torch import PipelineDataset
 from spdl_torch.engine import channel
 from spdl_torch.observe import flight_recorder
 from spdl_torch.pipeline import PipelineBuilder
@@ -128,3 +129,21 @@ def test_flight_recorder_logs_the_stacks_of_a_stall(tmp_path, caplog):
     result_of(opened)
     assert "Busy threads: spdl-loader-0.\nspdl-loader-0:\n" in caplog.text
     assert "self.gate.wait(PATIENCE_SECONDS)" in caplog.text
+
+
+def test_timeout_names_collate_fn():
+    """The other stage of a worker."""
+    data = GatedData(4, held=0)
+    loader = DataLoader(range(4), num_workers=1, timeout=0.1, collate_fn=lambda _: data[0])
+    text = message_of_timeout(loader, data)
+    assert "batch 0" in text
+    assert "stage 'collate'\n" in text
+    assert "in __getitem__\n" in text
+
+
+def test_timeout_names_what_is_at_work_in_a_pipeline_inside():
+    """The worker waits for the pipeline's threads."""
+    data = GatedData(2, held=1)
+    inner = PipelineDataset(PipelineBuilder().add_source([0, 1]).pipe(data.__getitem__).add_sink())
+    loader = DataLoader(inner, num_workers=1, timeout=0.1, batch_size=None)
+    assert "Busy threads: spdl-__getitem__-0." in message_of_timeout(loader, data)

@@ -1,6 +1,7 @@
 """Counters, percentiles and the figures computed from them."""
 
 import logging
+import os
 from time import perf_counter
 
 import pytest
@@ -11,7 +12,8 @@ from support.seats import FORKED, NONE, THREADS, in_seats
 
 from spdl_torch import DataLoader
 from spdl_torch.engine import counters as counters_module
-from spdl_torch.engine.counters import TaskCell
+from spdl_torch.engine.counters import QueueCounters, TaskCell
+from spdl_torch.engine.statistics import queue_stats, task_stats
 from spdl_torch.loader.fetching import timing as timing_module
 from spdl_torch.loader.fetching.timing import timed
 from spdl_torch.loader.stats.stats import WorkersStats
@@ -205,3 +207,43 @@ def test_cpu_time_of_every_long_task_is_known(calls):
     assert counters.long_cpu_ns == pytest.approx(exact, abs=50_001 * len(long))
     if len(long) == len(calls) and all(before == (0, 0) for before, _ in calls):
         assert counters.long_cpu_ns == exact
+
+
+def test_task_stats_time_successes_and_count_failures():
+    """ave_time is of the calls that succeeded; counts and CPU time are of all."""
+    hook = TaskStatsHook(StageInfo(0, 1, "decode"))
+    cell, other = hook.new_cell(), hook.new_cell()
+    cell.add(4_000, 1_000)
+    other.add(8_000, 3_000)
+    other.add_failure(1_000_000, 5_000)
+    stats = task_stats(hook.counters())
+    assert (stats.num_tasks, stats.num_failures) == (3, 1)
+    assert stats.ave_time == pytest.approx(6e-6)
+    assert stats.ave_cpu_time == pytest.approx(3e-6)
+    assert stats.p99_time == pytest.approx(8e-6, rel=0.063)
+    assert stats.elapsed >= 0
+
+
+def test_queue_stats_average_over_calls_that_did_not_wait_too():
+    """One wait of 8 µs in four gets is 2 µs a get; its p99 is the wait, its median is none."""
+    waits = (8_000, 0, histogram_of([8_000]))
+    stats = queue_stats(QueueCounters(elapsed_ns=2 * 10**9, num_got=4, num_put=4, get_wait=waits))
+    assert stats.ave_get_time == pytest.approx(2e-6)
+    assert stats.p99_get_time == pytest.approx(8e-6, rel=0.063)
+    assert stats.p90_put_time == stats.ave_put_time == 0
+    assert (stats.num_items, stats.qps) == (4, 2.0)
+
+
+def test_workers_that_begin_after_the_first_batch_are_counted():
+    """Though the loop does nothing that would receive anything of theirs."""
+    reads, writes = os.pipe()
+    options = {"prefetch_factor": 6, "worker_init_fn": lambda number: number and os.read(reads, 1)}
+    try:
+        loader = FORKED.loader(Indices(12), batch_size=1, **options)
+        next(batches := iter(loader))
+        os.write(writes, b".")
+        until(lambda: loader.snapshot().stages[0].tasks.num_tasks == 12)
+        assert len(list(batches)) == 11
+    finally:
+        os.close(reads)
+        os.close(writes)
