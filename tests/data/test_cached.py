@@ -628,3 +628,31 @@ def test_samples_that_read_each_other_through_the_cache_are_made(tmp_path):
     kept = cached(MadeBy(make, 2), tmp_path, version=1)
     ends = [in_thread(kept.__getitem__, index) for index in range(2)]
     assert [result_of(end) for end in ends] == [0, 1]
+
+
+def test_time_limit_ends_the_wait_for_another_process(tmp_path):
+    """What a signal's handler raises then reaches the caller, also if it is an OSError."""
+
+    def too_late(*_):
+        raise TimeoutError("too late")
+
+    store = Store(str(tmp_path))
+    reading, writing = os.pipe()
+
+    def hold():
+        with store.making(1):
+            os.write(writing, b".")
+            signal.pause()
+
+    holder, before = forked.Process(target=hold), signal.signal(signal.SIGALRM, too_late)
+    holder.start()
+    try:
+        os.read(reading, 1)
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(TimeoutError, match="too late"), store.making(1):
+            pass
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        holder.kill()
+        holder.join()

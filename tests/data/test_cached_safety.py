@@ -170,3 +170,19 @@ def test_memory_has_another_name_where_its_own_is_taken(make, tmp_path, monkeypa
     assert Path(memory.memory_folder("another")).parent == own.parent
     if root.is_dir():
         assert not any(root.iterdir())
+
+
+def test_training_goes_on_where_no_folder_can_be_made_in_memory(tmp_path, monkeypatch, caplog):
+    """The cache is off, with a warning, and in the report."""
+    place = tmp_path / "memory"
+    place.mkdir()
+    monkeypatch.setattr(memory, "_SHARED_MEMORY", str(place))
+
+    def refused(path, *_, **__):
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(os, "mkdir", refused)
+    dataset = cached(rows())
+    assert [dataset[index] for index in range(3)] == SAMPLES
+    assert "cache memory: not used: " in caplog.text
+    assert "is not used" in dataset.loading_remarks()[0]

@@ -197,3 +197,20 @@ def test_state_of_another_mixture_is_refused():
         other.load_state_dict(state)
     with pytest.raises(ValueError, match="more is unknown, so this is not a state of a mixture"):
         source.load_state_dict({**state, "more": 1})
+
+
+def test_streams_with_a_state_are_not_read_again():
+    """Resuming takes their states, and begins there."""
+
+    def make():
+        return {"a": Kept("a", None), "b": Kept("b", None)}
+
+    run, sources = piped(make()), make()
+    run.state_dict()
+    items = list(itertools.islice(run, 1000))
+    state, again = run.state_dict(), piped(sources)
+    again.load_state_dict(state)
+    items += itertools.islice(again, 3)
+    assert items == list(itertools.islice(piped(make()), 1003))
+    # A state that takes long to take, as where others have the cores, is taken less often.
+    assert sum(each.num_read for each in sources.values()) < state["num_after"] + 100

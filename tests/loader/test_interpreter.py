@@ -148,6 +148,7 @@ def test_handlers_run_after_the_block(heard):
 
 
 IN_THREADS = partial(DataLoader, Indices(8), num_workers=2, isolation="thread")
+IN_PROCESSES = partial(DataLoader, Indices(8), num_workers=2, isolation="process")
 IN_A_PIPELINE = partial(PipelineDataset, PipelineBuilder().add_source(range(8)).add_sink(1))
 
 
@@ -236,3 +237,22 @@ def test_process_that_is_forked_in_the_block_has_the_handlers(heard):
     with handlers_deferred():
         assert found_in_fork(child) == (True, [signal.SIGUSR1])
     assert handlers() == before
+
+
+@pytest.mark.parametrize("make", [IN_THREADS, IN_PROCESSES, IN_A_PIPELINE])
+def test_no_callback_of_a_weak_set_runs_while_a_loader_is_used(make):
+    """It is written in Python, and Ctrl-C would come there now and then, be printed, and lost."""
+    callbacks = []
+
+    def note(frame, event, _):
+        if event == "call" and frame.f_code.co_qualname == "WeakSet.__init__.<locals>._remove":
+            callbacks.append(frame.f_back)
+
+    list(make())  # what is made once
+    sys.setprofile(note)
+    try:
+        for _ in range(2):
+            list(make())
+    finally:
+        sys.setprofile(None)
+    assert callbacks == []
