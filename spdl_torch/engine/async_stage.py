@@ -27,16 +27,18 @@ if TYPE_CHECKING:
 
 
 class Output(NamedTuple):
-    """What a coroutine has for the emitter, one at a time. They sort by their items."""
+    """What a coroutine has for the emitter. They sort by their items, the end of each last: a hook
+    may end a generator while its output waits for its turn."""
 
     number: int
+    is_end: bool
+    """Of the item; else it is an output of a generator, which may have more."""
     worker: Worker
     result: Any
     outcome: Outcome | None
     """None: ``result`` is an error that ends the stage."""
     again: asyncio.Future[bool] | None = None
-    """Of a generator, which waits until its output was passed on: whether it goes on. None: this is
-    the end of the item."""
+    """Of a generator, which waits until its output was passed on: whether it goes on."""
 
 
 class AsyncStage(Stage):
@@ -46,8 +48,8 @@ class AsyncStage(Stage):
         super().__init__(*args)
         count = self.spec.concurrency
         self._free = Channel[Worker](count)
-        # Room for an output of each coroutine and the feeder's end: the loop never waits.
-        self._outputs = Channel[Output | int](count + 1)
+        # Room for an output and the end of each coroutine, and the feeder's: the loop never waits.
+        self._outputs = Channel[Output | int](2 * count + 1)
         # The loop alone changes these; of the first, the feeder adds to it.
         self._to_begin: deque[tuple[Worker, Any]] = deque()
         self._is_stopped = self._is_called = False
@@ -99,7 +101,7 @@ class AsyncStage(Stage):
                 except EndOfChannel:
                     return
                 if type(item) is Mark:
-                    self._outputs.put(Output(worker.taken, worker, item, Outcome.PASSED))
+                    self._outputs.put(Output(worker.taken, True, worker, item, Outcome.PASSED))
                 else:
                     self._to_begin.append((worker, item))
                     if not self._is_called:
@@ -129,7 +131,7 @@ class AsyncStage(Stage):
         except BaseException as error:
             result = error
         worker.task = None
-        self._outputs.put(Output(worker.taken, worker, result, outcome))
+        self._outputs.put(Output(worker.taken, True, worker, result, outcome))
 
     async def _outcome_of(self, worker: Worker, item: Any) -> tuple[Any, Outcome]:
         """Make the call and count it. Raises: what ends the stage."""
@@ -177,8 +179,8 @@ class AsyncStage(Stage):
                     if output is None:
                         worker.cell.num_dropped += 1
                         continue
-                    again = asyncio.get_running_loop().create_future()
-                    self._outputs.put(Output(worker.taken, worker, output, Outcome.PASSED, again))
+                    number, again = worker.taken, asyncio.get_running_loop().create_future()
+                    self._outputs.put(Output(number, False, worker, output, Outcome.PASSED, again))
                     output = None  # else it would stay alive while the generator waits
                     if not await again:  # nobody takes any more: no error of the op's
                         return None
@@ -197,7 +199,7 @@ class AsyncStage(Stage):
             if isinstance(output, int):
                 num_begun = output
                 continue
-            num_ended += output.again is None
+            num_ended += output.is_end
             try:
                 if error is None and output.outcome is None:
                     raise output.result
@@ -217,7 +219,7 @@ class AsyncStage(Stage):
 
     def _pass_on_held(self) -> None:
         while self._held and self._passing.is_turn(self._held[0].number):
-            number, worker, result, outcome, again = heapq.heappop(self._held)
+            number, is_end, worker, result, outcome, again = heapq.heappop(self._held)
             place = -1
             if type(result) is Mark:
                 self._passing.end_epoch(number)
@@ -226,7 +228,7 @@ class AsyncStage(Stage):
             if result is None:
                 self._passing.skip(number)
             else:
-                place = self._passing.emit(number, result, last=again is None)
+                place = self._passing.emit(number, result, last=is_end)
             if again is not None:
                 self._run.loop.call(_resume, again, True)
                 continue

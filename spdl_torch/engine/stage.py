@@ -291,7 +291,7 @@ class Stage:
                     else:
                         cpu_ns = clock.cpu_of(started_ns, ended_ns)
                 else:
-                    worker.taken = number
+                    worker.taken, worker.waited_ns = number, 0  # a hook may raise before the op
                     result, wall_ns, cpu_ns = call(item)
                     # The work of a generator and its waits for room alternate; the turn shows all
                     # of the work first.

@@ -66,6 +66,39 @@ def test_timeout_of_a_hook_ends_an_op_that_hangs(op):
     assert p.num_lost == 2
 
 
+class Unordered:
+    """Compares with nothing, as arrays do."""
+
+    def __eq__(self, other):
+        raise TypeError("no truth value")
+
+    __hash__ = object.__hash__
+
+
+def test_timeout_of_a_hook_while_an_output_waits_for_the_epoch_before():
+    """The output is passed on when its turn comes, and the item fails: both are in order."""
+    first, gate, calls = Unordered(), threading.Event(), itertools.count()
+
+    async def op(item):
+        if next(calls) == 0:
+            while not gate.is_set():
+                await asyncio.sleep(0.001)
+        yield item
+
+    async def limited(item=None):
+        async with asyncio.timeout(0.01 if next(entered) == 1 else None):
+            yield
+
+    entered = itertools.count()
+    build = hooked(Around(limited), max_failures=1)
+    with pipeline_of([first], op, concurrency=2, continuous=True, build=build).auto_stop() as p:
+        until(lambda: p.num_lost)
+        gate.set()
+        for _ in range(3):
+            (got,) = p
+            assert got is first
+
+
 @pytest.mark.parametrize("op", [same, asame, aspread])
 def test_context_variable_that_a_hook_sets_is_reset(op):
     """The token is of the same context; what one item's hook sets, another's does not see."""

@@ -395,6 +395,26 @@ def test_task_time_does_not_include_waiting_for_room(clock):
     assert p.snapshot().stages[0].tasks.ave_time == pytest.approx(10e-9)
 
 
+def test_hook_that_raises_before_a_generator_takes_no_time_away(clock):
+    """The wait for room is that of the item before, whose outputs waited."""
+
+    class Raising(TaskHook):
+        def task_hook(self, input_item=None):
+            if input_item == 1:
+                raise Boom(1)
+            return contextlib.nullcontext()
+
+    def op(item):
+        yield from [item] * 9
+
+    build = {"task_hook_factory": lambda info: [TaskStatsHook(info), Raising()], "max_failures": 1}
+    with pipeline_of([0, 1], op, sink=1, buffer_size=1, build=build).auto_stop() as p:
+        until(lambda: run_of(p).outlet.counters().put_wait[1] == 1)
+        clock.advance(1_000)
+        assert list(p) == [0] * 9
+    assert p.snapshot().stages[0].tasks.busy_time >= 0
+
+
 def test_starved_pipeline_shows_empty_queues_and_open_waits(clock):
     """Blocked consumer, silent source: occupancy 0 and the wait so far, in every queue (D1). A
     report on an interval within one wait says what a queue's callback does."""
