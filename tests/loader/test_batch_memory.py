@@ -79,6 +79,18 @@ def test_piece_is_free_once_its_copy_is_done(backends):
     assert staged.receive().unique().tolist() == [7]
 
 
+def test_larger_piece_takes_the_place_of_one_after_the_system_has_refused(backends):
+    """It has given memory back for it, so that the system is asked again."""
+    staging = transfer.Transfer("cuda", num_slabs=2)
+    memory = staging.batch_memory(2)
+    staged = staging.stage(made(memory, [SMALL_BYTES])[0])
+    machine().is_refusing = True
+    assert made(memory, [SMALL_BYTES]) == [None]
+    machine().is_refusing = False
+    staged.synchronize()
+    assert made(memory, [2 * SMALL_BYTES]) != [None]
+
+
 def frames(index):
     """A sample with two large tensors, an array and a number."""
     rng = np.random.default_rng(index)

@@ -76,7 +76,7 @@ class LimitedLocker:
         """What is lent of the memory that it has locked."""
         # Without a lock: a region may be unlocked by a finalizer, in the middle of anything.
         self._permits: deque[None] = deque([None] * most)
-        self._is_refused = False  # by the system, which would refuse again
+        self._is_refused = False  # by the system, which would refuse again until some are unlocked
 
     @property
     def has_room(self) -> bool:
@@ -111,6 +111,7 @@ class LimitedLocker:
         """Unlock the pages of memory that is still mapped."""
         self._locker.unlock_pages(address)
         self._permits.append(None)
+        self._is_refused = False
 
 
 class Region:
