@@ -187,8 +187,13 @@ class Channel(Generic[T]):
         """The numbers of the marks that were put: as many as there were epochs."""
         # Statistics. A call for each item would cost as much as all the rest, so they are written
         # where items come and go.
-        self._watch = Stopwatch().start()
-        self._empty_since_ns, self._empty_ns = self._watch.started_ns, 0
+        self._watch = Stopwatch()
+        self._empty_ns = 0
+        self.start_clock()
+
+    def start_clock(self) -> None:
+        """Count time from now on; before anybody uses the channel."""
+        self._empty_since_ns = self._watch.start().started_ns
 
     def put(self, item: T) -> int:
         """Append ``item``; blocks while the channel is full. Returns the item's number, which

@@ -175,6 +175,8 @@ class Run:
         if self.recorder.enabled:
             self._probing.begin()
         self._watch.start()
+        for queue in self.queues:  # made when the run was, perhaps long ago
+            queue.start_clock()
         parts: list[Source | Stage] = [self.source, *self.stages]
         # A list: Ctrl-C as a generator that is not used up goes would be lost.
         if [stage for stage in self.stages if stage.spec.is_async]:

@@ -52,7 +52,7 @@ def build() -> Path:
         the compiler has failed, and has said why.
     """
     path, torch_folder = library_path(), Path(torch.__file__).parent
-    compiler = shlex.split(os.environ.get("CXX", "c++"))
+    compiler = shlex.split(os.environ.get("CXX") or "c++")
     options = ["-std=c++20", "-O2", "-fPIC", "-shared", f"-I{torch_folder / 'include'}"]
     libraries = [f"-L{torch_folder / 'lib'}", "-lc10", "-ltorch_cpu"]
     # In a folder of its own until it is whole: others may build or load it at the same time.
