@@ -17,6 +17,7 @@ import pytest
 from support import spawned, warm
 from support.at_call import AtCall
 from support.folders import TESTS
+from support.forks import fork_server
 from support.gates import is_running, until
 from support.inside import children_of, doing_in, pids_of
 from support.isolated import isolated, nothing_left
@@ -298,3 +299,28 @@ def test_child_that_does_not_answer_hides_no_other(tmp_path, monkeypatch):
     assert "sample index 4" in text
     rows = {row.replica for row in timeline.rows if row.stage == "worker process"}
     assert rows == set(children_of(batches))
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_fork_server_that_dies_as_a_worker_starts_is_replaced(monkeypatch, num_workers):
+    """As by Ctrl-C, which reaches the program's whole group while the server imports torch."""
+    server = fork_server()
+    server.ensure_running()
+    connect, pids = server.connect_to_new_process, [server._forkserver_pid]
+
+    def connect_to_the_dying(descriptors):
+        server.ensure_running()
+        pid = pids.pop() if pids else None
+        if pid is None:
+            return connect(descriptors)
+        os.kill(pid, signal.SIGSTOP)  # it takes no request
+        try:
+            return connect(descriptors)
+        finally:
+            os.kill(pid, signal.SIGKILL)
+
+    path = "multiprocessing.forkserver.connect_to_new_process"
+    monkeypatch.setattr(path, connect_to_the_dying)
+    loader = isolated(range(8), 2, num_workers=num_workers, multiprocessing_context="forkserver")
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert not pids

@@ -208,13 +208,17 @@ def start_child(
                 resource_tracker.ensure_running()  # starting it below would unblock the signals
             if method != "forkserver":
                 # A child that is spawned inherits the block until it handles the signals itself. A
-                # fork server, which may be started here, would pass it on to other code's children;
-                # one that a signal has killed is started again.
+                # fork server, which may be started here, would pass it on to other code's children.
                 stack.enter_context(trainers_signals_held())
             if method == "fork":
                 stack.enter_context(workers_at_rest())
                 stack.enter_context(_without_warning())
-            process.start()
+            try:
+                process.start()
+            except EOFError:  # a signal was killing the fork server: by now another one is started
+                if method != "forkserver":
+                    raise
+                process.start()
     except ChildProcessError as error:
         raise RuntimeError(
             "DataLoader: multiprocessing's fork server belongs to the process from which "
