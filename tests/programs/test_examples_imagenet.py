@@ -17,6 +17,7 @@ from support.folders import ROOT
 from support.later import LIGHTNINGS_WARNINGS
 
 from spdl_torch.demo.photographs import write_photographs
+from spdl_torch.errors import DecodeError
 
 EXAMPLES = ROOT / "examples"
 NUM_TRAIN, NUM_VALIDATION = 24, 7
@@ -154,16 +155,29 @@ def test_interrupt_ends_the_program_at_once_without_a_traceback(photographs, tmp
     assert "interrupted; --resume goes on" in errors
 
 
-def test_lightning_trains(photographs, tmp_path, capsys):
-    """And validates every image."""
+def test_one_folder_is_split_and_a_bad_photograph_is_named(tmp_path):
+    """A tenth of it is held out; what cannot be decoded ends the run."""
+    folder = tmp_path / "data"
+    write_photographs(folder, 12)
+    bad = folder / "class_3" / "00003.jpg"
+    bad.write_bytes(b"no photograph")
+    with pytest.raises(DecodeError, match=str(bad)):
+        run_here(folder, tmp_path / "output")
+
+
+def test_lightning_has_the_figures_of_the_plain_loop(photographs, tmp_path, capsys):
+    """The same weights and images; and it trains."""
     pytest.importorskip("lightning")
     import imagenet_lightning
 
+    run_here(photographs, tmp_path, "--lr", 0.001)
+    plain = validation_of(capsys.readouterr().out)
+    weights = ("--eval-only", "--weights", tmp_path / "last.pt")
+    imagenet_lightning.main(arguments(photographs, tmp_path, *weights))
+    assert validation_of(capsys.readouterr().out) == plain
     imagenet_lightning.main(arguments(photographs, tmp_path))
     assert (tmp_path / "last.ckpt").exists()
-    printed = capsys.readouterr().out
-    assert validation_of(printed).endswith(f"on {NUM_VALIDATION} images")
-    assert "VERDICT" in printed
+    assert "VERDICT" in capsys.readouterr().out
 
 
 def test_batches_are_equal_when_one_import_is_replaced(monkeypatch, capsys):

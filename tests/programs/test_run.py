@@ -1,6 +1,7 @@
 """``python -m spdl_torch run``: programs do what they do under Python, on our loader."""
 
 import os
+import py_compile
 import re
 import shutil
 import signal
@@ -16,6 +17,8 @@ from support import torchrun, warm
 from support.loaders import library
 
 from spdl_torch.__main__ import main
+from spdl_torch.run.ending import _edit
+from spdl_torch.run.loaders import Site
 
 PROGRAMS = {
     "data.py": """
@@ -170,6 +173,30 @@ PROGRAMS = {
     print(model.linear.weight.tolist())
     print(*Accelerator(cpu=True).prepare(DataLoader(Squares(), 4)))
     print(*StatefulDataLoader(Squares(), 4))
+""",
+    "trainer.py": """
+    import torch, transformers
+    from data import Squares
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.linear = torch.nn.Linear(2, 1)
+
+        def forward(self, point):
+            return {"loss": self.linear(point).square().mean()}
+
+    class Points(Squares):
+        def __getitem__(self, index):
+            return {"point": super().__getitem__(index)}
+
+    quiet = {"report_to": [], "disable_tqdm": True, "use_cpu": True, "save_strategy": "no"}
+    arguments = transformers.TrainingArguments("out", num_train_epochs=2, seed=3, **quiet)
+    trainer = transformers.Trainer(Model(), arguments, train_dataset=Points())
+    trainer.remove_callback(transformers.PrinterCallback)  # which prints how long it took
+    trainer.train()
+    print(trainer.model.linear.weight.tolist())
 """,
     "long.py": """
     import sys, time
@@ -331,6 +358,13 @@ def test_program_that_fails_shows_its_own_traceback(words, folder):
     assert err.splitlines() == [x for x in python_err.splitlines() if "frozen runpy" not in x]
 
 
+def test_compiled_program_runs(folder):
+    """As under Python, with its names."""
+    (folder / "short.py").write_text("print(__name__, __file__, __cached__, type(__loader__))")
+    py_compile.compile(str(folder / "short.py"), str(folder / "short.pyc"))
+    assert both_ways(folder, "short.pyc", start=start_cold)[0] == 0
+
+
 def test_children_load_with_ours_and_report_once(folder):
     """Whether they are spawned, forked or a server's; a fork reports only on loaders of its own.
     The file has the figures of all, and each has its page."""
@@ -387,6 +421,14 @@ def test_loader_that_a_library_derives_is_ours(folder):
     assert "EDIT     at the program's top, before monai: import torch.utils.data, spdl_torch" in err
 
 
+def test_hugging_faces_trainer_trains_the_same(folder):
+    """It makes the loader itself."""
+    pytest.importorskip("transformers")
+    status, _, err = both_ways(folder, "trainer.py")
+    assert status == 0
+    assert "called at trainer.py:22" in sites(err)
+
+
 def test_report_and_page_and_file_are_of_the_program(folder, capsys):
     """Though it fails. The report has its edit; the page and the statistics file have the loader,
     too."""
@@ -403,9 +445,27 @@ def test_report_and_page_and_file_are_of_the_program(folder, capsys):
     assert "VERDICT" in capsys.readouterr().out
 
 
-def test_torchs_loader_is_watched(folder):
-    """Where ours refuses: its own class loads, and is timed."""
-    status, _, err = ended(start(folder, *UNDER_RUN, "long.py", "pipe"))
+def test_datasets_of_one_line_are_told_apart(folder):
+    """By their class and length. Places of short ones stand in one line, once each."""
+    text = "import time\nfrom torch.utils.data import DataLoader\nfrom data import Squares\n"
+    text += "class Many(Squares):\n def __init__(self, n):\n  self.n = n\n"
+    text += " def __len__(self):\n  return self.n\nfor n in (4, 3, 10**9, 2):\n"
+    text += " began = time.perf_counter()\n for _ in DataLoader(Many(n)):\n"
+    text += "  if time.perf_counter() - began > 2.1:\n   break\n"
+    (folder / "lengths.py").write_text(text)
+    status, _, err = ended(start(folder, *UNDER_RUN, "--", "lengths.py"))
+    assert status == 0
+    assert re.findall(r"^spdl-torch run: (.*?)(?:,.*)?$", err, re.M) == [
+        "lengths.py:11: Many of 1",
+        "less than 2 s of loading",
+    ]
+    assert err.endswith(f"{SHORT}lengths.py:11\n")
+
+
+@pytest.mark.parametrize("words", [("--loader", "torch", "long.py"), ("long.py", "pipe")])
+def test_torchs_loader_is_watched(words, folder):
+    """Where it is asked for, and where ours refuses: its own class loads, and is timed."""
+    status, _, err = ended(start(folder, *UNDER_RUN, *words))
     assert status == 0
     first, *text = err[err.rindex("\nspdl-torch run: long.py:15: ") :].split("\n")[1:]
     assert first.endswith("batch_size=4, num_workers=0")
@@ -469,11 +529,30 @@ def test_first_of_several_ranks_reports_on_the_slowest(words, last, waits, folde
 
 
 @pytest.mark.parametrize(
+    ("source", "edit"),
+    [
+        ("from torch.utils.data import (\n    Dataset,\n    DataLoader,\n)", "train.py:3: leave"),
+        ("from torch.utils.data import Dataset\nclass A(data.DataLoader):", "train.py:7: import"),
+        ("from spdl_torch import DataLoader", "none: the program names our loader already"),
+    ],
+)
+def test_edit_is_of_the_line_that_names_torchs_loader(source, edit, tmp_path, monkeypatch):
+    """An import in several lines, a name in a module, and a program that was edited; of a library,
+    which is not to be edited, a line before its import."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(source)
+    assert _edit(Site("train.py:7", "train.py", 7, "", "Squares")).startswith(edit)
+    monai = _edit(Site("train.py:7", "monai/data/dataloader.py", 0, "monai", "Squares"))
+    assert monai.startswith("at the program's top, before monai: import torch.utils.data, spdl")
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         ([], "expected a program"),
         (["none.py"], "can't open file"),
         (["--loader", "torch", "--html", "x", "y.py"], "alone"),
+        (["-"], "standard input is not run"),
         (["-c", "pass"], "-c or of standard input is not run"),
         (["--compare", "1", __file__], "for one rank"),
     ],

@@ -173,6 +173,15 @@ def test_trainer_evaluates_with_the_same_workers(tmp_path, hugging_face, given):
     assert (first == second) is bool(given)
 
 
+def test_trainer_evaluates_with_the_same_workers_while_it_trains(tmp_path, hugging_face):
+    """After every epoch; they are those of a call by itself."""
+    options = {"num_train_epochs": 3, "eval_strategy": "epoch", **PERSISTENT}
+    trainer = trainer_of(hugging_face.Trainer, tmp_path, **options)
+    seen = labels_of(trainer, trainer.train) - {float(label) for label in range(24)}
+    assert len(seen) == 1
+    assert labels_of(trainer, trainer.evaluate) == seen
+
+
 def test_trainer_evaluates_the_dataset_that_it_is_given(tmp_path, hugging_face):
     """However warm the workers of another one are; those of the first name stay."""
     trainer = trainer_of(hugging_face.Trainer, tmp_path, **PERSISTENT)

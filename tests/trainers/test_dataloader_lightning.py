@@ -116,6 +116,16 @@ def test_predict_rebuilds_the_loader_with_its_class_and_options(is_made_in_a_hoo
     assert (rebuilt.device, rebuilt.isolation, rebuilt.on_error) == (None, "auto", "raise")
 
 
+def test_overfit_batches_turns_shuffling_off():
+    """overfit_batches rebuilds the loader around a SequentialSampler."""
+    module = modules.Diary()
+    loader = DataLoader(Points(9), batch_size=2, shuffle=True, num_workers=2)
+    with pytest.warns(UserWarning, match="(?s)overfit.*shuffling"):
+        modules.trainer(overfit_batches=2).fit(module, loader, DataLoader(Points(2)))
+    trained = [batch for hook, _, batch in module.seen if hook == "train"]
+    assert trained == [[[0], [1]], [[2], [3]]] * 2
+
+
 def streamed_points(length):
     """The points through a pipeline, batched in it, as an iterable dataset."""
     builder = PipelineBuilder().add_source(range(length))

@@ -128,6 +128,7 @@ def in_turns(batches):
 
 TRAINERS = {  # what the ranks import, and how many samples they have
     "lightning": ("lightning", NUM_SAMPLES),  # which starts the second rank itself
+    "fabric": ("lightning", NUM_SAMPLES),
     "accelerate": ("accelerate", NUM_SAMPLES + 2),
     "ray": ("ray.train", NUM_SAMPLES),
 }

@@ -14,13 +14,17 @@ from functools import partial
 import pytest
 import torch
 from support import warm
-from support.datasets import Points
+from support.datasets import MapData, Points
 from support.later import LIGHTNINGS_WARNINGS, later
+from support.readings import shown
+from support.tuners import RandomTuner, auto
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from spdl_torch import DataLoader, PipelineDataset
+from spdl_torch.autotune import tuning
 from spdl_torch.observe import (
     pipelines_of_file,
+    query_event_stats,
     query_task_stats,
     recording,
     report_of_file,
@@ -119,6 +123,7 @@ def test_figures_are_logged_where_lightning_logs(tmp_path):
 @pytest.mark.parametrize(
     ("accumulate", "every", "windows", "validates", "num_optimizers"),
     [
+        (1, 5, [5, 5], False, None),
         (4, 1, [4, 4, 2], True, None),
         (4, 2, [8, 2], False, None),
         (1, 2, [2] * 5, False, 2),
@@ -142,6 +147,20 @@ def test_figures_are_logged_where_lightning_logs_the_loss(
     assert logged(tmp_path, "data/wait_ratio") == logged(tmp_path, "loss") == steps
     assert lengths == windows[: len(steps)]
     assert logged(tmp_path, "data/num_processes") == []
+
+
+def test_loggers_and_file_get_where_the_workers_live(tmp_path):
+    """A number for every logger, and the place in the file."""
+    monitor, dataset = monitors.PipelineStatsMonitor(db_path=tmp_path / "s.db"), Points()
+    dataset.thread_safe = True
+    runs = trainer(tmp_path, monitor, max_epochs=1)
+    runs.fit(modules.Diary(), DataLoader(dataset, batch_size=3, num_workers=2))
+    numbers = {row["data/num_processes"] for row in rows(tmp_path) if "data/num_processes" in row}
+    assert numbers == {0}
+    text = "on 2 threads of the training process: Points says thread_safe = True."
+    report = report_of_file(tmp_path / "s.db")
+    assert str(report.placement) == text
+    assert text in shown(report)
 
 
 def test_lightnings_loggers_record_without_a_trainer(tmp_path):
@@ -200,6 +219,24 @@ def test_trainer_without_a_logger_is_refused_unless_there_is_a_file(tmp_path):
         runs.fit(modules.Diary(), ours())
 
 
+def test_decisions_and_samples_left_out_are_in_the_file(tmp_path, monkeypatch):
+    """Each of every epoch, once; Lightning's loader, which is built anew, is tuned as well."""
+    monkeypatch.setattr(tuning, "Tuner", RandomTuner)
+    workers = auto(2, window_seconds=1e-6, max_threads=4)
+    options = {"isolation": "thread", "on_error": "skip", "error_budget": 0.5}
+    train = DataLoader(MapData(12, {3: ValueError, 7: ValueError}), num_workers=workers, **options)
+    path = tmp_path / "s.db"
+    runs = trainer(tmp_path, monitors.PipelineStatsMonitor(db_path=path), logger=False)
+    runs.fit(modules.Diary(), train)
+    assert train.decisions
+    wanted = [{"pipeline": 0, **decision.as_details()} for decision in train.decisions]
+    assert [row.details for row in query_event_stats(path, "decision")] == wanted
+    keys = [event.details["key"] for event in query_event_stats(path, "skipped")]
+    assert sorted(keys) == ["3", "3", "7", "7"]
+    (said,) = [r for r in report_of_file(path).verdict.remarks if "were skipped" in r]
+    assert "3 (ValueError: bad 3), 7 (Val" in said
+
+
 @pytest.mark.parametrize(
     ("split", "make", "names"),
     [
@@ -255,7 +292,7 @@ COUNTED = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "every"), [("workers", 1), ("none", 0), ("persistent", 3), ("pipeline", 3)], ids=str
+    ("kind", "every"), [("workers", 1), ("workers", 0), *((kind, 3) for kind in COUNTED)], ids=str
 )
 def test_file_and_windows_have_what_was_loaded(tmp_path, kind, every):
     """To the item, of training and of validation, however often figures are logged; the sanity
@@ -319,11 +356,12 @@ def test_file_is_complete_when_training_fails(tmp_path, error):
     assert runs_in(tmp_path / "s.db") == [(0, 1, 1, "fit")]
 
 
-def test_steps_go_on_when_training_is_resumed(tmp_path):
-    """From the middle of an epoch: none twice, none left out, a second run in the file, and a
-    checkpoint of tensors alone.
+@pytest.mark.parametrize("at", [3, 4])
+def test_steps_go_on_when_training_is_resumed(tmp_path, at):
+    """From the middle and from the end of an epoch: none twice, none left out, a second run in the
+    file, and a checkpoint of tensors alone.
     """
-    at, path, checkpoint = 3, tmp_path / "s.db", None
+    path, checkpoint = tmp_path / "s.db", None
     for part, options in (("a", {"max_steps": at}), ("b", {})):
         saving = callbacks.ModelCheckpoint(tmp_path / "ckpt", every_n_train_steps=at, save_top_k=-1)
         monitor = monitors.PipelineStatsMonitor(stages=False, db_path=path)

@@ -142,6 +142,20 @@ def test_logger_that_fails_stops_nothing(caplog):
     assert [record.exc_info[0] for record in caplog.records] == [KeyError]
 
 
+def test_writer_of_scalars_alone_gets_no_text(caplog):
+    """Where the workers run is a text, which it does not take."""
+
+    class Scalars(dict):
+        def add_scalar(self, name, value, step):
+            self[name] = value
+
+    source, seen = loader(), Scalars()
+    with recording(source, logger=seen):
+        list(source)
+    assert "data/fetch/busy_ratio" in seen
+    assert not caplog.records
+
+
 def wandb_history(path):
     """Lines of a ``.wandb`` file: a 7-byte header, then records of protocol buffers in blocks of
     32 KiB, in the log format of LevelDB; a record may go over several blocks.

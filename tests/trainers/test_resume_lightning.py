@@ -204,7 +204,7 @@ def test_later_epochs_are_whole_and_have_their_order(tmp_path, make, num_workers
     assert_rest_is_trained(whole, saving.saved, lambda: make(num_workers), options)
 
 
-@pytest.mark.parametrize(("make", "num_workers", "options"), [WAYS[0], WAYS[2], WAYS[4]])
+@pytest.mark.parametrize(("make", "num_workers", "options"), [*WAYS[:3], WAYS[4]])
 def test_checkpoint_of_any_kind_resumes_at_the_next_batch(tmp_path, make, num_workers, options):
     """Every few steps, epochs or seconds, before and after a validation, and the last one."""
 

@@ -101,3 +101,17 @@ def test_timms_evaluation_is_what_it_is_with_torchs_loader(
         for (images, targets), (expected, expected_targets) in zip(ours, torchs, strict=True):
             assert torch.equal(images, expected)
             assert torch.equal(targets, expected_targets)
+
+
+def test_timms_training_does_not_depend_on_the_number_of_workers(timm_data, changed):
+    """Crops, flips and RandAugment draw from the samples' own streams, in spite of the seeds that
+    timm gives to its workers."""
+
+    def batches(num_workers):
+        torch.manual_seed(0)
+        options = {"is_training": True, "auto_augment": "rand-m9-mstd0.5", "use_prefetcher": False}
+        loader = by_timm(timm_data, num_workers, **options)
+        return [(images.sum().item(), targets.tolist()) for images, targets in loader]
+
+    assert batches(1) == batches(2) == batches(0)
+    assert len(batches(2)) == 4
