@@ -10,6 +10,7 @@ from itertools import islice
 
 import pytest
 import torch
+from support.gates import Boom
 from support.gpus import Filled
 from support.lazy_device import LazyDevice, install, put_to_rest
 from support.loaders import assert_threads_end
@@ -18,7 +19,7 @@ from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.io import batch_storage
 from spdl_torch.io._transfer.region import keepers
 from spdl_torch.io._transfer.slabs import SMALL_BYTES
-from spdl_torch.pipeline import PipelineBuilder
+from spdl_torch.pipeline import PipelineBuilder, StatsQueue
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -79,6 +80,28 @@ def run_epoch(batches):
     assert found == list(range(len(found)))
     del batch
     assert_threads_end()
+
+
+def test_memory_comes_back_from_a_pipeline_that_could_not_be_made(device):
+    """The next pass has it."""
+    refuses = []
+
+    class Queue(StatsQueue):
+        def __init__(self, *args, **options):
+            if refuses:
+                raise Boom("no queue")
+            super().__init__(*args, **options)
+
+    stages = PipelineBuilder().add_source(range(COUNT)).pipe(in_storage).add_sink(1)
+    dataset = PipelineDataset(stages, device="cuda", queue_class=Queue)
+    run_epoch(dataset)
+    num_locks = device.num_locks
+    refuses.append(True)
+    with pytest.raises(Boom, match="no queue"):
+        next(iter(dataset))
+    refuses.clear()
+    run_epoch(dataset)
+    assert device.num_locks == num_locks
 
 
 EPOCHS = [iter, lambda loader: islice(loader, 2), lambda loader: islice(loader, 2), iter]

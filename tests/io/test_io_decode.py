@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageFile, ImageOps
-from support.pictures import KINDS, encode, photograph, png16
+from support.pictures import KINDS, encode, photograph, png, png16
 from torchvision import datasets, transforms
 
 from spdl_torch import ImageFolder
@@ -126,6 +126,19 @@ def test_decode_image_names_file_and_reason(tmp_path, content, message):
         assert load is not decode_image or "truncated" not in message or caught.value.__cause__
         with pytest.raises(DecodeError, match="^<bytes>: .*" + message):
             load(content)
+
+
+def bomb_jpeg():
+    jpeg = KINDS["jpeg progressive"]
+    start = jpeg.index(b"\xff\xc2")
+    return jpeg[: start + 5] + struct.pack(">HH", 65_000, 65_000) + jpeg[start + 9 :]
+
+
+@pytest.mark.parametrize("bomb", [png(60_000, 60_000, 8, 2, bytes(5000)), bomb_jpeg()])
+def test_decode_image_small_file_with_huge_size(bomb):
+    """A header that promises more than Pillow's limit is refused before any allocation."""
+    with pytest.raises(DecodeError, match="limit"):
+        decode_image(bomb)
 
 
 def test_decode_image_obeys_pillow_pixel_limit(monkeypatch):

@@ -8,6 +8,7 @@ import queue
 import re
 import signal
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 
 import pytest
@@ -28,6 +29,14 @@ from spdl_torch.observe.store import writer as sqlite_module
 
 HOUR = 3600.0
 """A flush interval that no test lives to see."""
+
+# The columns of the tables of SPDL's example logger.
+SPDL_COLUMNS = {
+    "task_stats": "id, timestamp, name, num_tasks, num_failures, ave_time, p90_time, p99_time",
+    "queue_stats": "id, timestamp, name, elapsed, num_items, ave_put_time, ave_get_time, "
+    "p90_put_time, p99_put_time, p90_get_time, p99_get_time, occupancy_rate",
+    "event_stats": "id, timestamp, event_name",
+}
 
 
 def rows(path, query, *arguments):
@@ -280,6 +289,30 @@ def test_runs_share_a_file(tmp_path):
     for name in ("decode", "0:1:decode[2]"):
         found = query_task_stats(path, name, start_time=1, end_time=3)
         assert [row["timestamp"] for row in found] == [3, 2, 1]
+
+
+def test_views_begin_with_spdls_columns(tmp_path):
+    """Queries written for its files run on ours."""
+    write(tmp_path / "s.db", task_entry(), queue_entry(), EventLogEntry(1.0, "gc_start"))
+    with closing(sqlite3.connect(tmp_path / "s.db")) as connection:
+        for view, columns in SPDL_COLUMNS.items():
+            cursor = connection.execute(f"SELECT * FROM {view}")
+            assert ", ".join(name for name, *_ in cursor.description).startswith(columns)
+            assert len(cursor.fetchall()) == 1
+
+
+def test_two_writers_share_a_file(tmp_path):
+    """Ranks on one machine may log to one file."""
+    writers = [SQLiteStatsWriter(tmp_path / "s.db", flush_interval=0.001) for _ in range(2)]
+
+    def log_many(writer):
+        with writer:
+            for number in range(100):
+                writer.log(task_entry(float(number)))
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(log_many, writers))
+    assert len(query_task_stats(tmp_path / "s.db")) == 200
 
 
 @pytest.mark.parametrize("network", [False, True])

@@ -92,6 +92,11 @@ def assert_none(faults):
     assert not faults, "\n".join(["", *faults])
 
 
+def room_of(dotted):
+    """``engine.stage`` of ``spdl_torch.engine.stage.worker``."""
+    return ".".join([*dotted.split("."), "__init__"][1:3])
+
+
 def assert_ordered(imports, place):
     """Of these, each place uses those before it alone: none leads back to where it began."""
     used = {}
@@ -116,6 +121,14 @@ def test_import_goes_down_the_house():
         if layer_of(each.importer) != "facade"
         and places[layer_of(each.imported)] > places[layer_of(each.importer)]
     )
+
+
+def test_rooms_of_a_layer_do_not_import_each_other():
+    """Its folders, and the files beside them, have an order in which each uses those before it,
+    but for types."""
+    inside = [i for i in all_imports() if layer_of(i.importer) == layer_of(i.imported) != "facade"]
+    used = [i for i in inside if not i.is_free and room_of(i.importer) != room_of(i.imported)]
+    assert_ordered(used, room_of)
 
 
 def test_no_files_import_each_other():

@@ -22,6 +22,7 @@ from PIL import Image
 
 from spdl_torch.__main__ import main
 from spdl_torch.data.sources._index import index_path, scan_tar
+from spdl_torch.prepare import samples
 
 
 def picture(number, size=(24, 16)):
@@ -258,6 +259,24 @@ def test_file_that_cannot_be_used_is_named_and_left_out_on_request(place, make, 
     assert re.match(reason, why)
     assert sum(index["num_samples"] for index in indexes) == 5
     assert contents(prepared(source, tmp_path / "once", *options)) == contents(tmp_path / "out")
+
+
+def test_store_that_fails_is_not_left_out(images, tmp_path, monkeypatch):
+    """``--on-error skip`` leaves out files, not what an outage hides: the run ends, and goes on."""
+
+    def failing(path, mode):
+        if path.endswith("3.jpg"):
+            raise OSError(errno.EIO, "the server is away", path)
+        return open(path, mode)
+
+    options = [*SMALL, "--on-error", "skip"]
+    with monkeypatch.context() as patch:
+        patch.setattr(samples, "open", failing, raising=False)
+        status, _, log = prepare(images, tmp_path / "out", *options)
+    assert status == 1
+    assert "the server is away" in log
+    whole = prepared(images, tmp_path / "whole")
+    assert contents(prepared(images, tmp_path / "out", *options)) == contents(whole)
 
 
 def put(root, *names):
