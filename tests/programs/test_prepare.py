@@ -22,7 +22,6 @@ from PIL import Image
 
 from spdl_torch.__main__ import main
 from spdl_torch.data.sources._index import index_path, scan_tar
-from spdl_torch.prepare import samples
 
 
 def picture(number, size=(24, 16)):
@@ -271,7 +270,7 @@ def test_store_that_fails_is_not_left_out(images, tmp_path, monkeypatch):
 
     options = [*SMALL, "--on-error", "skip"]
     with monkeypatch.context() as patch:
-        patch.setattr(samples, "open", failing, raising=False)
+        patch.setattr("spdl_torch.prepare.samples.open", failing, raising=False)
         status, _, log = prepare(images, tmp_path / "out", *options)
     assert status == 1
     assert "the server is away" in log
