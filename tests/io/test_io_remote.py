@@ -2,6 +2,7 @@
 
 import errno
 import io
+import pickle
 import traceback
 from types import SimpleNamespace
 
@@ -63,7 +64,10 @@ def test_content_is_read_from_paths_and_urls(tmp_path, monkeypatch):
     assert reader("memory://empty") == b""
     assert reader("simplecache::memory://a.bin") == b"remote"
     assert reader(f"simplecache::{tmp_path}/a.bin") == b"local"
-    assert Reader(storage_options={"content": b"other"})("flaky://a.bin") == b"other"
+    reader = Reader(storage_options={"content": b"other"})
+    assert (
+        reader("flaky://a.bin") == pickle.loads(pickle.dumps(reader))("flaky://a.bin") == b"other"
+    )
     with open_url("memory://a.bin") as file:
         file.seek(2)
         assert file.read(3) == b"mot"

@@ -64,6 +64,19 @@ def test_result_has_autocasts_type_when_none_is_given():
     assert ToFloat(MEAN, STD)(every_byte()).dtype is torch.float32
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Guards may run slower")
+def test_compiled_model_has_the_same_values():
+    """In one graph, in and out of autocast, in training."""
+    model = nn.Sequential(ToFloat(MEAN, STD), nn.Conv2d(3, 2, 3))
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    images = every_byte()
+    torch.testing.assert_close(compiled(images), model(images))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(compiled(images), model(images))
+    compiled(images).sum().backward()
+    assert model[1].weight.grad is not None
+
+
 @pytest.mark.parametrize("given", [{"mean": MEAN}, {"std": STD}])
 def test_mean_and_std_go_together(given):
     """Another mean or spread in place of the one left out would train on other pixels."""

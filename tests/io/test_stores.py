@@ -23,11 +23,12 @@ from support.forks import fork, found_in_fork, found_in_forks
 from support.gates import until
 from support.stores import HttpStore, HubStore, S3Store
 from support.tars import tar_of, write_shard
+from support.videos import KINDS, write_video
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.data.sources import Files, Parquet, TarShards
 from spdl_torch.errors import DecodeError, SourceChangedError
-from spdl_torch.io import Reader, load_npy
+from spdl_torch.io import Reader, load_npy, load_video
 from spdl_torch.io._remote import RetryPolicy
 from spdl_torch.io._resuming import Opened, _Resuming, open_resuming
 from spdl_torch.observe import Cause, recording, report_of_file
@@ -160,6 +161,19 @@ def test_store_that_fails_now_and_then_is_read(place):
     place.faults += ["busy", "drop", "cut", "ok", "cut"]
     assert numbers_of(TarShards(place.url("a.tar"), storage_options=place.options)) == [*range(99)]
     assert len(place.faults) <= 2
+
+
+def test_array_and_video_are_read_when_their_store_fails_now_and_then(web):
+    """As their bytes are."""
+    web.put("a.npy", npy_of(7))
+    web.put("a.mp4", content := write_video(KINDS["b-frames"]))
+    for load, name, expected in (
+        (load_npy, "a.npy", np.array(7)),
+        (load_video, "a.mp4", load_video(content).numpy()),
+    ):
+        web.faults = ["cut", "busy", "drop"]
+        assert np.array_equal(load(web.url(name)), expected)
+        assert web.faults == []
 
 
 @pytest.mark.parametrize(

@@ -157,6 +157,30 @@ def test_generators_begin_in_the_child_as_they_are_here():
     assert got == iterated == [draw(None) for _ in range(3)]
 
 
+class Drawn:
+    """Draws as it is made, and as it is iterated over."""
+
+    def __init__(self):
+        self.first = draw(None)
+
+    def __iter__(self):
+        yield self.first
+        yield draw(None)
+
+
+def seed_all():
+    random.seed(4)
+    np.random.seed(5)
+    torch.manual_seed(6)
+
+
+def test_what_an_initializer_seeds_is_what_is_drawn_from():
+    """And nothing twice: what iterates goes on where ``fn`` has come to."""
+    got = list(iterate_in_subprocess(Drawn, initializer=seed_all))
+    seed_all()
+    assert got == list(Drawn())
+
+
 def settings(_):
     return os.environ.get("SPDL_T"), torch.get_num_threads()
 

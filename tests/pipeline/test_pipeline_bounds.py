@@ -12,8 +12,10 @@ from support.gates import (
     CountingSource,
     GatedOp,
     Hands,
+    in_thread,
     no_leak,
     pipeline_of,
+    result_of,
     same,
     spdl_threads,
     until,
@@ -90,6 +92,19 @@ def test_num_threads_does_not_count_a_stage_with_its_own_executor():
             assert stuck.max_running == 1
             stuck.open()
             assert sorted(p) == list(range(10))
+
+
+def test_tasks_that_wait_for_num_threads_never_begin_once_it_is_stopped():
+    """The one under way ends first."""
+    op = GatedOp()
+    with pipeline_of(range(9), op, concurrency=3, build={"num_threads": 1}).auto_stop() as p:
+        op.wait_started(1)
+        until(lambda: run_of(p).queues[0].counters().num_got == 3)
+        stopping = in_thread(p.stop)
+        until(lambda: run_of(p).task_limit.closed or run_of(p).outlet.closed)
+        op.open()
+        result_of(stopping)
+    assert len(op.started) == 1
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -112,6 +112,22 @@ def test_every_item_can_be_followed(num_items, order, concurrency, group, fates)
     assert len(consumer) == -(-len(passed) // group)
 
 
+@pytest.mark.usefixtures("item_level")
+def test_output_of_a_generator_in_order_is_its_last_one():
+    """Or it is unknown, where it came before its turn; it is never another item's."""
+
+    def thrice(item):
+        yield from ((item, n) for n in range(3))
+
+    pipeline = pipeline_of(range(50), thrice, concurrency=3, output_order="input", name="thrice")
+    with pipeline.auto_stop():
+        list(pipeline)
+    outputs = {turn.number: turn.output for turn in turns_of(pipeline.timeline(), "thrice")}
+    known = {number: output for number, output in outputs.items() if output >= 0}
+    assert known
+    assert known == {number: 3 * number + 2 for number in known}
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_turn_of_a_generator_shows_all_of_its_work_first(fails):
     """Then its waits for room, in which it did nothing, also where it fails in the end."""

@@ -11,6 +11,7 @@ import sys
 import pytest
 import torch
 from _moving_noise import write_video
+from bench import device_copies
 from bench.arguments import main
 from bench.command import run_bench
 from bench.loaders import (
@@ -125,6 +126,17 @@ def test_contender_that_fails_is_a_row_with_its_error(photographs, tmp_path):
     assert "RuntimeError" in failed
     assert any(line.startswith("torch, Pillow  ") for line in printed.splitlines())
     assert progress.count(": torch, torchvision\n") == 1, "it failed once and was tried no more"
+
+
+def test_way_that_loses_a_batch_fails(monkeypatch):
+    """Its figure would be of less work than the others'. Here its device is the host."""
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *size, device, **others: zeros(*size, **others))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    batch = device_copies.make_batch(2, 8)
+    assert device_copies.seconds_of(iter, batch, 4) > 0
+    with pytest.raises(RuntimeError, match="arrived with other contents"):
+        device_copies.seconds_of(lambda each: itertools.islice(each, 6), batch, 4)  # of 3 + 4
 
 
 @pytest.mark.parametrize(
