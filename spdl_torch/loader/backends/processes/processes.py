@@ -108,7 +108,7 @@ class Processes(Workers):
         if self.hearing.children:
             self.counts.keep_rows()
             self._hear()
-            self._epoch = None
+            self._epoch = self.failure = None
             self._deaths.clear()
         elif forks(self._context):
             install_for_copies()
