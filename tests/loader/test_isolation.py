@@ -166,6 +166,21 @@ def test_unpicklable_part_is_an_error(options):
     assert len(list(isolated(**options))) == len(options["dataset"])
 
 
+def test_unpicklable_index_is_an_error_where_another_thread_receives(monkeypatch):
+    """In its place, at once, though the workers have nothing to say meanwhile."""
+    monkeypatch.setattr("spdl_torch.loader.backends.processes.hearing._MOST_UNPACKING_NS", 0)
+    indices = [0] * 8
+    options = {"sampler": indices, "num_workers": 1, "prefetch_factor": 1}
+    loader = isolated([0], None, timeout=PATIENCE_SECONDS, **options)
+    assert len(list(loader)) == 8
+    indices[:] = 0, lambda: 0, 0
+    batches = iter(loader)
+    assert next(batches) == 0
+    with pytest.raises((AttributeError, pickle.PicklingError), match="lambda"):
+        next(batches)
+    assert list(batches) == [0]
+
+
 def test_dataset_that_the_child_cannot_open_is_an_error():
     """With the reason; after it the epoch is over."""
     batches = iter(served(Unreadable()))

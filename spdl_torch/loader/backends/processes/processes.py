@@ -202,6 +202,7 @@ class Processes(Workers):
         error = child.submit(job)
         if error is not None:
             hearing.results.append((None, Failed(job.number, error), perf_counter_ns()))
+            hearing.wake()
         return error
 
     def _idlest(self, numbers: Sequence[int]) -> WorkerProcess:
