@@ -1,5 +1,6 @@
 """Programs written for SPDL pass, subclass and annotate the same names; only imports change."""
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -83,6 +84,38 @@ def test_queue_class_is_called_as_spdl_calls_it(queue_class, interval, expected)
         buffer = queue_class.keywords["buffer"]
         entries = dict(buffer.get_nowait() for _ in range(buffer.qsize()))
         assert entries == {"0:0:src_queue": 5, "0:1:same_queue": 5, "0:2:sink_queue": 5}
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_stage_hook_of_a_queue_class_is_entered(asynchronous):
+    """Before its first item, and left after its last, around SPDL's ``super().stage_hook()``."""
+    log = []
+
+    def note(queue, what):
+        log.append((what, queue.info.stage_name, queue.counters().num_put))
+
+    class Plain(StatsQueue):
+        @contextlib.contextmanager
+        def stage_hook(self):
+            with super().stage_hook():
+                note(self, "enter")
+                yield
+                note(self, "leave")
+
+    class Asynchronous(StatsQueue):
+        @contextlib.asynccontextmanager
+        async def stage_hook(self):
+            async with super().stage_hook():
+                note(self, "enter")
+                yield
+                note(self, "leave")
+
+    build = {"queue_class": Asynchronous if asynchronous else Plain}
+    with pipeline_of(range(5), same, build=build).auto_stop() as p:
+        list(p)
+    names = ["src", "same", "sink"]
+    assert log[:3] == [("enter", n, 0) for n in names]
+    assert sorted(log[3:]) == sorted(("leave", n, 5) for n in names)
 
 
 def queues(**methods):
@@ -176,3 +209,15 @@ def test_fields_that_programs_read_are_there(name):
     theirs = {field.name for field in dataclasses.fields(getattr(spdl, name))}
     assert theirs <= {f.name for f in dataclasses.fields(getattr(spdl_torch.pipeline, name))}
     assert hasattr(spdl_torch.pipeline.QueuePerfStats, "qps")
+
+
+def test_pipeline_reports_and_profiles_itself():
+    """As PipelineDataset and DataLoader do; before it was started there is nothing."""
+    p = pipeline_of(range(50), same, name="decode")
+    for ask in (p.report, p.profile):
+        with pytest.raises(RuntimeError, match="no figures, nothing was loaded yet"):
+            ask()
+    with p.auto_stop():
+        list(p)
+    assert "decode" in str(p.report())
+    assert p.profile().statistics()["decode"]["num_tasks"] == 50

@@ -20,6 +20,7 @@ from spdl_torch.spdl.io import (
     decode_config,
     decode_packets,
     demux_image,
+    demux_video,
     load_image,
     load_image_batch,
     to_numpy,
@@ -171,3 +172,11 @@ def test_array_is_shared_with_numpy():
     assert np.array_equal(to_numpy(torch.ones(2, requires_grad=True)), [1, 1])
     assert isinstance(array, spdl_torch.spdl.io.ArrayInterface)
     assert isinstance(tensor, spdl_torch.spdl.io.CPUBuffer)
+
+
+def test_frames_are_taken_by_place(files):
+    """As a sequence's, with its errors."""
+    frames = decode_packets(demux_video(files / "no b-frames.mp4"))
+    assert [f.pts for f in (frames[0], frames[-1])] == pytest.approx([0.0, 39 / 25])
+    with pytest.raises(IndexError, match="list index out of range"):
+        frames[40]

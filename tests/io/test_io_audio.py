@@ -2,6 +2,7 @@
 
 import io
 import random
+import wave
 from fractions import Fraction
 
 import av
@@ -100,6 +101,15 @@ def test_errors_name_the_file(tmp_path):
     ):
         with pytest.raises(error, match=match):
             load_audio(source, **options)
+
+
+def test_channels_that_cannot_be_mixed_are_an_error():
+    """FFmpeg has rules for the layouts that have a name."""
+    with wave.open(file := io.BytesIO(), "wb") as out:
+        out.setparams((9, 2, 8000, 0, "NONE", ""))
+        out.writeframes(bytes(99 * 9 * 2))
+    with pytest.raises(DecodeError, match=r"^<bytes>: "):
+        load_audio(file.getvalue(), num_channels=2)
 
 
 def test_random_bytes_after_a_transport_stream_do_no_harm():

@@ -100,6 +100,16 @@ def test_errors_are_those_of_the_whole_picture(codec, tmp_path):
         assert len(set(texts)) == 1
 
 
+def test_damage_in_the_middle_decodes_as_in_pillow():
+    """Bits that are wrong but end in time: Pillow's pixels, as libjpeg-turbo only warns."""
+    content = bytearray(KINDS["4:2:0"])
+    content[len(content) // 2 : len(content) // 2 + 40] = bytes(40)
+    box = (0, 0, *size_of(bytes(content)))
+    for codec in CODECS:
+        found = by(codec, load_image)(bytes(content), 30, 30, scaled=True)
+        assert torch.equal(found, by_pillow(bytes(content), box, (30, 30), 4))
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     """Two classes of large JPEGs, and a PNG."""

@@ -201,6 +201,14 @@ def test_files_that_name_others_are_not_followed(tmp_path, name, text):
             load(tmp_path / name)
 
 
+@pytest.mark.parametrize("kind", sorted({kind.container for kind in KINDS.values()}))
+def test_formats_that_hold_their_video_are_opened_by_name(tmp_path, kind):
+    """Whatever the file is called."""
+    content = write_video(next(k for k in KINDS.values() if k.container == kind))
+    (tmp_path / "video.dat").write_bytes(content)
+    assert torch.equal(load_video(tmp_path / "video.dat"), load_video(content))
+
+
 def test_missing_files_raise_oserror(tmp_path):
     """As open() does, with the path as it was given."""
     with pytest.raises(FileNotFoundError, match=r"missing\.mp4") as caught:

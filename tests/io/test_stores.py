@@ -26,7 +26,8 @@ from support.tars import tar_of, write_shard
 from support.videos import KINDS, write_video
 
 from spdl_torch import DataLoader, PipelineDataset
-from spdl_torch.data.sources import Files, Parquet, TarShards
+from spdl_torch.data import mix
+from spdl_torch.data.sources import Files, ListSource, Parquet, TarShards
 from spdl_torch.errors import DecodeError, SourceChangedError
 from spdl_torch.io import Reader, load_npy, load_video
 from spdl_torch.io._remote import RetryPolicy
@@ -536,6 +537,18 @@ def test_next_shards_are_there_before_they_are_needed(web, tmp_path, is_indexed)
     assert (counts["shards/found"], counts["shards/awaited"]) == (6, 0)
 
 
+def test_download_ahead_ends_with_the_iteration(web, tmp_path):
+    """In the middle of a shard, of which nothing stays that is found."""
+    web.put("0.tar", shard_of(20))
+    samples = iter(TarShards([web.url("0.tar"), "/dev/zero"], cache=tmp_path))  # has no end
+    assert numbers_of(islice(samples, 1)) == [0]
+    folder = tmp_path / "shards"
+    until(lambda: any(each.stat().st_size for each in folder.glob("*.part")))
+    samples.close()
+    until(lambda: not is_downloading())
+    assert len([*folder.glob("*.tar")]) == 1
+
+
 def test_options_of_copies_are_checked():
     """When the source is made."""
     for options, message in (
@@ -756,6 +769,21 @@ def test_report_counts_the_shards_that_were_there_and_those_awaited(web, tmp_pat
     remarks = [each for each in loader.report().verdict.remarks if "opened a shard in" in each]
     told = f"Of the {num_opened} times that this process opened a shard in"
     assert [each.startswith(told) for each in remarks] == [True] * (way != "processes")
+
+
+@pytest.mark.parametrize("kind", ["mixture", "list"])
+def test_shards_in_another_source_are_counted_once(web, tmp_path, kind):
+    """In a pipeline, and in a loader of it."""
+    source = TarShards(put_shards(web, 2, 20, tmp_path), cache=tmp_path / "kept", index=True)
+    made = mix({"a": source, "b": source}, stop="all") if kind == "mixture" else ListSource(source)
+    dataset = PipelineDataset(PipelineBuilder().add_source(made).pipe(dict).add_sink())
+    for loader in (dataset, DataLoader(dataset, batch_size=None)):
+        before = source.loading_counts()
+        list(loader)
+        counts = {name: count - before[name] for name, count in source.loading_counts().items()}
+        assert loader.snapshot().data == counts
+        assert counts["shards/found"] > 0
+        assert sum("opened a shard in" in each for each in loader.report().verdict.remarks) == 1
 
 
 @pytest.mark.parametrize("way", ["threads", "pipeline"])

@@ -87,6 +87,21 @@ def test_pipelines_of_one_run_are_kept_apart(tmp_path):
         assert str(report_of_file(path, pipeline=number)) in printed[0]
 
 
+def test_stage_is_one_when_its_concurrency_changes(tmp_path):
+    """Its name as logged has the concurrency in it; its time counts with that of each lap, and the
+    probes of each pass with its time."""
+    write(
+        tmp_path / "s.db",
+        *entries_of(reading(concurrency=2, gil=0.001)),
+        *entries_of(reading(concurrency=6, gil=0.005, elapsed=30.0)),
+    )
+    report = report_of_file(tmp_path / "s.db")
+    assert report.probes.gil_seconds == pytest.approx(0.004)
+    (stage,) = report.stats.stages
+    assert (stage.concurrency, stage.tasks.num_tasks, stage.num_dropped) == (6, 200, 14)
+    assert stage.busy_ratio == pytest.approx(0.9)
+
+
 def reading(*, busy=0.9, gil=None, elapsed=10.0, concurrency=2, waited=5.0, num_tasks=100):
     """A report of one stage, for which the consumer waited so many seconds."""
     tasks = TaskPerfStats(

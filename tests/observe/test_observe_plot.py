@@ -209,6 +209,13 @@ def test_nothing_to_draw_is_an_error_that_says_what_there_is(db_path, tmp_path, 
     assert not (tmp_path / "out").exists()
 
 
+def test_events_alone_make_no_picture(tmp_path):
+    """The error says what is missing."""
+    path = write(tmp_path / "events.db", EventLogEntry(1.0, "mine"))
+    with pytest.raises(ValueError, match=r"events.db: no figures of a stage or a queue were logge"):
+        task_picture(path)
+
+
 def pointed_at(figure):
     """The entries of the legend that are marked."""
     return [text for text in legend_texts(figure) if text.endswith("\n(bottleneck)")]
@@ -268,3 +275,10 @@ def test_command_prints_the_paths_it_wrote(db_path, tmp_path, capsys):
     paths = [tmp_path / "new" / "out" / name for name in names]
     assert written.out.splitlines() == [*map(str, paths)]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+
+
+def test_command_names_matplotlib_when_it_is_missing(db_path, monkeypatch, capsys):
+    """Without a traceback."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["plot", str(db_path)]) == 2
+    assert "matplotlib" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 from dataclasses import fields
 
 from hypothesis import given, strategies as st
@@ -57,6 +58,24 @@ def stages(draw):
 intervals = st.builds(
     PipelineStats, st.integers(0, 10**10), st.integers(0, 10**9), st.tuples(stages())
 )
+
+
+@given(st.lists(intervals, min_size=1, max_size=4))
+def test_intervals_of_a_run_add_up_to_it(parts):
+    """Each is the difference of two readings, and goes through a pickle or through JSON."""
+    readings = [parts[0]]
+    for part in parts[1:]:
+        readings.append(readings[-1] + part)
+    cut = [readings[0], *map(difference, readings, readings[1:])]
+    assert cut == parts
+    sent = [pickle.loads(pickle.dumps(part)) for part in cut]
+    stored = [PipelineStats.from_dict(json.loads(json.dumps(part.as_dict()))) for part in cut]
+    assert sum(sent) == sum(stored) == readings[-1]
+
+
+def difference(before, after):
+    """The interval between two readings."""
+    return after - before
 
 
 @given(intervals)

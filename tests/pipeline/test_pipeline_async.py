@@ -241,6 +241,33 @@ def test_stop_ends_an_asynchronous_source_that_waits(is_dropped):
         assert ended.wait(PATIENCE_SECONDS)
 
 
+def test_coroutines_without_an_item_wait_for_one_each(clock):
+    """One thread takes items for all of them; the share is of all their time. The sums only grow: a
+    reading in the middle of a call has the wait before it."""
+    come, go_on, started = threading.Event(), threading.Event(), threading.Event()
+
+    def source():
+        assert come.wait(PATIENCE_SECONDS)
+        yield 1
+
+    async def op(item):
+        started.set()
+        while not go_on.is_set():
+            await asyncio.sleep(0.001)
+        return item
+
+    with pipeline_of(source(), op, concurrency=4).auto_stop() as p:
+        until(lambda: run_of(p).queues[0].counters().get_wait[1] == 1)
+        clock.advance(5_000)
+        stage = p.snapshot().stages[0]
+        assert (stage.wait_in_ratio, stage.wait_out_ratio) == (pytest.approx(1.0), 0)
+        come.set()
+        assert started.wait(PATIENCE_SECONDS)
+        assert p.snapshot().stages[0].wait_in_ns == 4 * 5_000
+        go_on.set()
+        assert list(p) == [1]
+
+
 def test_coroutines_whose_results_have_no_room_wait_for_it_each(clock):
     """However few of them the thread that passes results on has in its hands."""
     p = pipeline_of(itertools.count(), asame, concurrency=4, buffer_size=1, sink=1)

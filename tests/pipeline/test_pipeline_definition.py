@@ -177,6 +177,17 @@ def build():
     return builder.aggregate(2, drop_last=True).disaggregate().add_sink(5)
 
 
+def test_names_come_from_the_op():
+    """The function's name, the object's class, the partial's function, or what the user says."""
+    ops = [same, Called(), functools.partial(add, 1), Called().method, [1], Called().__call__]
+    builder = PipelineBuilder()
+    for op in ops:
+        builder.pipe(op)
+    builder.pipe(same, name="mine")
+    names = [stage.name for stage in builder.add_source([]).add_sink().get_config().pipes]
+    assert names == ["same", "Called", "add", "method", "list", "Called", "mine"]
+
+
 def test_definition_prints_one_line_a_stage():
     """Names, bounds and where each op is written."""
     lines = str(build().get_config()).splitlines()

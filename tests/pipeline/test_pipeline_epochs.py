@@ -56,6 +56,25 @@ class Epochs:
         return iter(self.items(self.num_begun - 1))
 
 
+class BeginsAnew:
+    """An iterator that does so in its ``__iter__``."""
+
+    def __iter__(self):
+        self.rest = [1, 2, 3]
+        return self
+
+    def __next__(self):
+        if not self.rest:
+            raise StopIteration
+        return self.rest.pop()
+
+
+def test_an_iterator_that_begins_anew_has_epochs():
+    plain = PipelineBuilder().add_source(BeginsAnew(), continuous=True).add_sink().build()
+    with plain.auto_stop():
+        assert [list(plain) for _ in range(3)] == [[3, 2, 1]] * 3
+
+
 class AsyncEpochs(Epochs):
     __iter__ = None
 
@@ -332,6 +351,17 @@ def test_epochs_stay_apart_while_the_number_of_threads_changes(counts, in_order)
         for epoch, count in enumerate(counts):
             hands.run.set_concurrency("op", count)
             assert multiset(pipeline) == multiset(source.items(epoch))
+
+
+def test_pipeline_that_is_dropped_between_epochs_ends_its_threads():
+    """The garbage collector is enough."""
+    with no_leak():
+        pipeline = continuous(Epochs(2), same, concurrency=2)
+        list(pipeline)
+        gone = weakref.ref(pipeline)
+        del pipeline
+        gc.collect()
+        assert gone() is None
 
 
 @settings(deadline=None)

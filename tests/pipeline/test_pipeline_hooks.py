@@ -196,6 +196,31 @@ def test_stage_hook_that_raises_fails_the_pipeline(owner, asynchronous, when):
     assert "[closed]" in repr(p)
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("refused", ["spdl-same-1", "spdl-src"])
+def test_hooks_are_left_where_the_system_has_too_few_threads(refused, asynchronous, monkeypatch):
+    """Of a stage whose threads did not all begin, and of a queue."""
+    log, begin = [], threading.Thread.start
+
+    def start(thread):
+        if thread.name == refused:
+            raise RuntimeError("can't start new thread")
+        begin(thread)
+
+    class Queue(StatsQueue):
+        def stage_hook(self):
+            return Tracing(self.info.stage_name, log, asynchronous).stage_hook()
+
+    hooks = [Tracing("op", log, asynchronous)]
+    build = {"queue_class": Queue, "task_hook_factory": lambda info: hooks}
+    p = pipeline_of([1, 2], same, concurrency=2, build=build)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with no_leak(), pytest.raises(RuntimeError, match="can't start"), p.auto_stop():
+        pass
+    around = itertools.product(("enter", "exit"), ("src", "same", "op", "sink"), ["stage"])
+    assert sorted(log) == sorted(around)
+
+
 def collecting(base, asynchronous):
     """A subclass of ``base`` that keeps what its callback gets, by name."""
     got = {}
@@ -234,6 +259,24 @@ def test_callbacks_add_up_to_what_was_processed(interval, asynchronous):
     assert sum(s.num_failures for s in tasks["0:1:decode[2]"]) == 20
     if interval != 1e-3:
         assert {len(stats) for stats in (*queues.values(), *tasks.values())} == {1}
+
+
+def test_interval_callback_is_called_while_the_run_goes_on():
+    """A callback comes before the end, with the open wait of the consumer in it."""
+    called = threading.Event()
+
+    class Queue(StatsQueue):
+        def interval_stats_callback(self, stats):
+            if self.info.stage_name == "sink" and stats.ave_get_time > 0:
+                called.set()
+
+    source = BlockedSource()
+    p = pipeline_of(source, same, build={"queue_class": Queue, "report_stats_interval": 1e-3})
+    get = in_thread(p.get_item)
+    assert called.wait(PATIENCE_SECONDS)
+    p.stop()
+    assert isinstance(get.exception(PATIENCE_SECONDS), PipelineStopped)
+    source.released.set()
 
 
 def test_callback_that_blocks_holds_up_no_asynchronous_op():

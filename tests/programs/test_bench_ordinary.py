@@ -100,3 +100,11 @@ def test_program_trains_on_every_dataset(dataset, folder):
     said = train("spdl_torch", plan, own, 2 * plan.ordinary.batch_size)
     assert set(said) == {"import_ms", "first_batch_ms"}
     assert said["first_batch_ms"] > 0
+
+
+def test_missing_samples_are_an_error(tmp_path):
+    """A loader that leaves some out would seem to be faster."""
+    plan = plan_of("iterable")
+    train("spdl_torch", plan, tmp_path, 64)
+    with pytest.raises(RuntimeError, match="the loader gave 64 samples, not 128"):
+        train("spdl_torch", plan, tmp_path, 128)

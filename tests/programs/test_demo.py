@@ -5,11 +5,12 @@ import signal
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from support import warm
 
 import spdl_torch
 from spdl_torch.__main__ import main
-from spdl_torch.demo.command import verdict
+from spdl_torch.demo.command import comparison_table, verdict
 from spdl_torch.demo.photographs import write_photographs
 from spdl_torch.demo.training import Measurement, check_folder, check_gpu
 
@@ -39,11 +40,45 @@ def test_photographs_are_the_same_for_the_same_seed(photographs, tmp_path):
     assert not set(same.values()) & set(other.values())
 
 
+def test_photographs_resemble_imagenet(photographs):
+    """Of both orientations, with ImageNet's 0.2 megapixels and bytes per pixel, about 0.54."""
+    sizes, num_bytes, num_pixels = set(), 0, 0
+    for path in photographs.rglob("*.jpg"):
+        with Image.open(path) as image:
+            image.load()
+            assert (image.format, image.mode) == ("JPEG", "RGB")
+            sizes.add(image.size)
+            num_pixels += image.width * image.height
+        num_bytes += path.stat().st_size
+    assert sizes == {(500, 400), (400, 500)}
+    assert 0.5 < num_bytes / num_pixels < 0.6
+
+
 TORCH, OURS = ("torch", "DataLoader"), ("spdl_torch", "DataLoader")
 
 
 def measured(loading, training, first_batch=0.1):
     return Measurement(loading, training, 0.9, first_batch)
+
+
+def test_comparison_table():
+    """Medians, spread, ratios of the other columns over the first, 100 columns at most."""
+    same = [measured(600.0, 580.0), measured(640.0, 580.0)]
+    twice = [measured(1200.0, 1160.0), measured(1280.0, 1160.0)]
+    results = {TORCH: same, OURS: same, ("spdl_torch", "+ImageFolder"): twice}
+    heads, over, _, first, *others = comparison_table(results).splitlines()
+    assert heads.split() == ["torch", "spdl_torch", "spdl_torch"]
+    assert over.split()[-3:] == ["2nd/1st", "3rd/1st", "better"]
+    assert " ".join(first.split()) == (
+        "loading alone images/s 620 ±20 620 ±20 1240 ±40 1.00x 2.00x higher"
+    )
+    assert [line[:24].strip() for line in others] == [
+        *("training light network", "waiting for data", "time to first batch"),
+    ]
+    assert {len(line) for line in (first, *others)} == {len(over)}
+    assert len(over) < 100
+    assert "x" not in comparison_table(results, with_ratios=False).splitlines()[3].split()[-1]
+    assert "1st" not in comparison_table({TORCH: same})
 
 
 @pytest.mark.parametrize(
@@ -88,6 +123,16 @@ def test_version_is_printed(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["--version"])
     assert capsys.readouterr().out == f"spdl-torch {spdl_torch.__version__}\n"
+
+
+@pytest.mark.parametrize("option", ["--workers=0", "--rounds=2.5"])
+def test_counts_are_whole_and_positive(option, capsys):
+    """Anything else is refused in words."""
+    with pytest.raises(SystemExit, match="2"):
+        main(["demo", option])
+    name, value = option.split("=")
+    refused = f"argument {name}: must be a whole number of 1 or more, got {value}"
+    assert refused in capsys.readouterr().err
 
 
 def test_photographs_for_trying_out_are_a_tree_for_image_folder(tmp_path, capsys):

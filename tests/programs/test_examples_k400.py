@@ -83,6 +83,15 @@ def test_list_finds_files_when_they_are_named_in_any_known_way(tmp_path):
     assert listings["val"].missing == ["absent_000000_000010"]
 
 
+def test_folders_are_classes_when_there_is_no_list(tmp_path):
+    """A class has one label in both splits, also where one of them lacks it."""
+    touch(tmp_path, "train/a/1.mp4", "train/c/2.MP4", "train/c/notes.txt", "validation/b/3.avi")
+    listings = _k400.list_videos(tmp_path)
+    assert listings["train"].classes == listings["val"].classes == ["a", "b", "c"]
+    assert [video.label for video in listings["train"].videos] == [0, 2]
+    assert [video.label for video in listings["val"].videos] == [1]
+
+
 def test_predictions_are_the_same_when_another_loader_is_used(program, root, tmp_path, capsys):
     """Train, validate, and validate the checkpoint again with each loader: equal to the digit."""
     common, logs = ["--smoke", "--data", str(root)], tmp_path / "logs"

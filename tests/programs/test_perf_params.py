@@ -234,6 +234,12 @@ def test_loader_is_asked_for_its_dataset_and_its_batch_size(loader_class, estima
         assert f"{24 * expected * 7:,} of" in text
 
 
+def test_loader_options_are_what_torch_takes():
+    """It refuses a prefetch_factor without workers."""
+    options = PerfParams.manual(num_workers=0, prefetch_factor=4).loader_options()
+    assert options == {"num_workers": 0}
+
+
 def applied(concurrency):
     """A pipeline with these concurrencies."""
     return PerfParams.manual(concurrency=concurrency).apply(builder())

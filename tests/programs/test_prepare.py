@@ -286,6 +286,18 @@ def put(root, *names):
         path.write_bytes(b"x")
 
 
+def test_videos_and_arrays_are_copied_and_need_no_classes(tmp_path):
+    """The field is the ending; there is no label."""
+    put(tmp_path, "source/one.npy", "source/two.npz", "source/three.MP4")
+    samples = samples_of(prepared(tmp_path / "source", tmp_path / "out"))
+    fields = {json.loads(sample["json"])["file"]: set(sample) for sample in samples.values()}
+    assert fields == {
+        "one.npy": {"npy", "json"},
+        "two.npz": {"npz", "json"},
+        "three.MP4": {"mp4", "json"},
+    }
+
+
 @pytest.mark.parametrize(
     ("files", "arguments", "message"),
     [

@@ -6,6 +6,7 @@ import random
 import sys
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -69,6 +70,24 @@ def test_setting_that_reaches_the_trainer_is_a_failure(names, told):
     match = f"must leave the process as it is, but it changed {told} .*the training loop's too"
     with pytest.raises(AssertionError, match=match):
         check(idiom_of(*names))
+
+
+class SetsThreads(Samples):
+    """Sets the number of intra-op threads, which a thread that was there before keeps."""
+
+    def value(self, index):
+        torch.set_num_threads(3)
+        return index
+
+
+def test_number_of_intra_op_threads_is_such_a_setting():
+    """Though the thread that checks does not see it; and it is put back."""
+    with ThreadPoolExecutor(1) as thread:
+        before = thread.submit(torch.get_num_threads).result()
+    with pytest.raises(AssertionError, match=r"torch\.get_num_threads\(\) \(3 in place of"):
+        assert_thread_safe(SetsThreads(), num_rounds=1)
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(torch.get_num_threads).result() == before
 
 
 class Broken(Samples):
