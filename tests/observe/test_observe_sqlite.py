@@ -235,6 +235,25 @@ def test_collections_are_logged_while_the_block_runs(tmp_path):
     assert query_event_stats(path, "gc_stop", start_time=events[1].timestamp)
 
 
+def test_error_of_log_is_logged_and_ends_the_thread(caplog):
+    """Training goes on; what the block's end passes on raises there."""
+    calls = []
+
+    def log(entry):
+        calls.append(entry)
+        raise KeyError("full")
+
+    def collect():
+        with recording_gc(log, generation=2):
+            for _ in range(2):
+                gc.collect()
+                until(lambda: "KeyError: 'full'" in caplog.text)
+
+    with pytest.raises(KeyError, match="full"):
+        collect()
+    assert (len(calls), caplog.text.count("spdl-collections: the thread has ended")) == (2, 1)
+
+
 def test_logging_goes_on_when_a_collection_happens_inside_of_it(tmp_path):
     """A collection at every allocation: a lock held by the thread itself would be waited for."""
     code, printed, errors = run_child(
