@@ -91,7 +91,7 @@ def videos(tmp_path_factory):
     [
         pytest.param(name, marks=[pytest.mark.long] if name == "program" else [])
         for name in TABLES
-        if name not in ("transfer", "ordinary")  # which have files of their own
+        if name not in ("transfer", "ordinary")  # that needs a GPU, this has a file of its own
     ],
 )
 def test_smoke_run_of_a_table(table, photographs, videos, tmp_path):

@@ -2,11 +2,14 @@
 in child processes train on what they should; image_dataloading.py ends cleanly in every case."""
 
 import csv
+import os
 import re
 import runpy
+import signal
 import sys
 import warnings
 
+import psutil
 import pytest
 import torch
 from PIL import Image
@@ -123,6 +126,7 @@ def test_fine_tuning_goes_on_where_it_was_saved(tmp_path):
 
 PROGRAM = EXAMPLES / "image_dataloading.py"
 NUM_IMAGES = 23
+LAPS = 60_000
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +140,15 @@ def images(tmp_path_factory):
         image.save(place / f"{number:02d}.jpg")
     (folder / "notes.txt").write_text("no image")
     return folder
+
+
+@pytest.fixture(scope="module")
+def endless(images, tmp_path_factory):
+    """A list that takes a minute and more, of paths relative to the folder."""
+    flist = tmp_path_factory.mktemp("list") / "endless.txt"
+    paths = [str(path.relative_to(images)) for path in sorted(images.rglob("*.jpg"))]
+    flist.write_text("".join(f"{path}\n" for path in paths) * LAPS)
+    return flist
 
 
 def start(*arguments):
@@ -153,6 +166,16 @@ def frames_and_batches(printed, who="all, whole run"):
     return tuple(int(number.replace(",", "")) for number in found.groups())
 
 
+def wait_until_it_loads(process):
+    """Read lines until one tells of images."""
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if re.match(r"so far: [1-9]", line):
+            return "".join(lines)
+    raise AssertionError("".join(lines) + process.stderr.read())
+
+
 def test_every_image_is_loaded_once_when_workers_share_the_list(images, tmp_path):
     """Together the workers take each line of the list exactly once, in batches of their own."""
     flist = tmp_path / "list.txt"
@@ -162,3 +185,32 @@ def test_every_image_is_loaded_once_when_workers_share_the_list(images, tmp_path
     assert complaints == ""
     num_batches = sum(-(-len(range(n, NUM_IMAGES, 3)) // 4) for n in range(3))
     assert frames_and_batches(printed) == (NUM_IMAGES, num_batches)
+
+
+@pytest.mark.long  # beside other tests its workers may have the cores until their list ends
+def test_workers_end_with_the_program(endless, images):
+    """Where one of them dies: the other one is stopped, the message says which and how. By Ctrl-C,
+    which reaches the whole process group: the workers do not die of it, they finish. The program
+    prints the figures so far, of less than everything."""
+    options = ["--input-flist", endless, "--prefix", images, "--interval", "0.2"]
+    for is_killed in (True, False):
+        process = start(*options, "--num-workers", 2)
+        before = wait_until_it_loads(process)
+        workers = psutil.Process(process.pid).children(recursive=True)
+        if is_killed:
+            victim = int(re.search(r"worker 1 \(cpu\): process (\d+)", before)[1])
+            os.kill(victim, signal.SIGKILL)
+        else:
+            os.killpg(process.pid, signal.SIGINT)
+        printed, complaints = process.communicate(timeout=SECONDS)
+        assert len(workers) >= 2
+        assert psutil.wait_procs(workers, timeout=SECONDS)[1] == []
+        loaded = frames_and_batches(printed)[0]
+        so_far = frames_and_batches(before.splitlines()[-1], "so far")[0]
+        assert 0 < so_far <= loaded < NUM_IMAGES * LAPS
+        if is_killed:
+            assert process.returncode == 1
+            assert complaints.startswith("worker 1 (cpu): the process was killed by SIGKILL.")
+        else:
+            assert (process.returncode, complaints) == (128 + signal.SIGINT, "")
+            assert "stopped by SIGINT" in printed
