@@ -149,6 +149,14 @@ def test_error_has_the_childs_traceback_as_a_note(backends):
         list(isolated(Crashing("exit"), 1, num_workers=1, device="cuda"))
 
 
+def test_batch_of_very_many_numbers_comes_beside_tensors():
+    """The numbers are collated elsewhere, and lie behind the tensors, which come after them."""
+    batch = LARGE_BYTES // 8  # of 64 bits
+    numbered = Made(lambda index: (index, torch.full((4,), index)), 3 * batch)
+    batches = list(map(bits, isolated(numbered, batch, num_workers=1)))
+    assert batches == list(map(bits, DataLoader(numbered, batch)))
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -76,7 +76,7 @@ def unpack(loaded: Loaded, mappings: Mappings) -> Loaded:
     if packed.slab is None:
         return loaded._replace(batch=pickle.loads(packed.body))
     # An array of bytes is a buffer, though numpy's types hide it.
-    owner: Any = mappings.lend(packed.slab, sum(packed.blocks[-1]))
+    owner: Any = mappings.lend(packed.slab, max(map(sum, packed.blocks)))
     parts = [owner[offset : offset + size] for offset, size in packed.blocks]
     content = packed.body or parts.pop()
     return loaded._replace(batch=pickle.loads(content, buffers=parts))
