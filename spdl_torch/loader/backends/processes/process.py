@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from multiprocessing import connection, process as processes, resource_tracker
-from time import monotonic
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 from ....locks import in_forked_child
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 FINISH_SECONDS = 6.0  # for the sample that is being made; the process ends itself after 5
 _LOOK_SECONDS = 0.05  # between two checks of an ending process, where there is no pidfd
 _TELL_SECONDS = 2.0  # for a fork server to report how its child ended
+_DYING_SECONDS = 2.0  # for a fork server that a signal kills
 
 # With a regex comment, so that it equals no filter of the program's own.
 _FORK_WARNING = "This process .* is multi-threaded, use of fork(?# silenced by spdl_torch)"
@@ -213,12 +214,14 @@ def start_child(
             if method == "fork":
                 stack.enter_context(workers_at_rest())
                 stack.enter_context(_without_warning())
-            try:
-                process.start()
-            except EOFError:  # a signal was killing the fork server: by now another one is started
-                if method != "forkserver":
-                    raise
-                process.start()
+            end = monotonic() + _DYING_SECONDS * (method == "forkserver")
+            while process.pid is None:
+                try:
+                    process.start()
+                except EOFError:  # of a fork server that a signal kills: once dead, it is replaced
+                    if monotonic() > end:
+                        raise
+                    sleep(0.01)
     except ChildProcessError as error:
         raise RuntimeError(
             "DataLoader: multiprocessing's fork server belongs to the process from which "
