@@ -356,3 +356,13 @@ def test_error_does_not_keep_the_batch_alive():
     assert [ref() for ref in seen] == [None, None]
     assert "raise ValueError" in state_of(loader).stats.skipped.errors[0].__notes__[-1]
     del batches
+
+
+@none_or_one
+def test_a_batch_that_failed_is_in_the_trace(seat):
+    """Without workers as with them."""
+    loader = seat.loader(Noisy(4, {2}), batch_size=4)
+    with pytest.raises(ValueError, match="bad 2"):
+        list(loader)
+    (failure,) = failures_in(loader)
+    assert (failure["item"], failure["error"]) == (0, "ValueError: bad 2")

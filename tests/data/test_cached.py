@@ -656,3 +656,32 @@ def test_time_limit_ends_the_wait_for_another_process(tmp_path):
         signal.signal(signal.SIGALRM, before)
         holder.kill()
         holder.join()
+
+
+def test_rows_take_two_files_and_little_more_than_their_bytes(tmp_path):
+    """However many there are, and however many processes write them."""
+    number = 1000
+
+    def put_rows(store, first):
+        return all(store.put(n, content_of(n, 300)) for n in range(first, 4 * number, 4))
+
+    for _ in range(2):
+        store = Store(str(tmp_path))
+        assert found_in_forks(*(partial(put_rows, store, n) for n in range(4))) == [True] * 4
+    assert len([*tmp_path.iterdir()]) == 2
+    assert bytes_in(tmp_path) <= 2 * 4 * number * 340
+    again = Store(str(tmp_path))
+    assert all(again.get(each) == content_of(each, 300) for each in range(0, 4 * number, 7))
+
+
+def test_others_go_on_behind_what_a_killed_one_left(tmp_path):
+    """Half a content, half a record: neither is found."""
+    assert Store(str(tmp_path)).put(1, b"one")
+    for name in ("data", "index"):
+        with open(tmp_path / name, "ab") as half:
+            half.write(b"half of it")
+    store = Store(str(tmp_path))
+    assert store.put(2, b"two")
+    assert store.put(4, b"")  # is not missing for that
+    found = [Store(str(tmp_path)).get(key) for key in (1, 2, 3, 4)]
+    assert found == [b"one", b"two", None, b""]

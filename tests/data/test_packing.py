@@ -15,7 +15,7 @@ from support.readings import shown
 from torch.utils.data import IterableDataset, default_collate
 
 import spdl_torch
-from spdl_torch.data import bucket, mix, pack, pad_collate
+from spdl_torch.data import bucket, cached, mix, pack, pad_collate
 from spdl_torch.data.packing.rule import bucketed, packed
 from spdl_torch.data.sources import as_source
 from spdl_torch.pipeline import PipelineBuilder
@@ -395,3 +395,19 @@ def test_documents_of_a_pack_are_read_in_one_call():
     tokens = torch.cat([texts[group]["tokens"] for group in texts.sampler()])
     expected = torch.cat([document(n, size) for n, size in enumerate([3, 4, 5])])
     assert sorted(tokens.tolist()) == expected.tolist()
+
+
+def test_figures_of_nested_datasets_are_in_snapshot_and_report(tmp_path):
+    """Packs of a mixture of caches: each dataset has its note."""
+    sources = {
+        name: cached([torch.arange(n % 7 + 1) for n in range(length)], tmp_path / name, version=1)
+        for name, length in (("a", 60), ("b", 20))
+    }
+    mixture = mix(sources, {"a": 3, "b": 1}, stop="never", num_samples=100)
+    packed = pack(mixture, 20, size_of=[len(mixture[position]) for position in range(100)])
+    workers = {"num_workers": 2, "isolation": "process"}
+    loader = spdl_torch.DataLoader(packed, batch_size=None, sampler=packed.sampler(), **workers)
+    assert len(list(loader)) == len(packed.sampler())
+    assert loader.snapshot().data["cache/found"] == 100
+    remarks = loader.report().verdict.remarks
+    assert sum("The cache is in" in remark for remark in remarks) == 2

@@ -451,3 +451,27 @@ def test_rest_of_a_message_comes_after_a_timeout(monkeypatch):
     assert [batch.item() for batch in batches] == [0, 1, 2, 3]
     os.close(reads)
     os.close(writes)
+
+
+class Unpicklable(int):
+    """An index that cannot be sent."""
+
+    def __reduce__(self):
+        raise ZeroDivisionError
+
+
+def test_indices_that_cannot_be_sent_cost_no_memory():
+    """The slabs that would have been reported free with them are reported all the same."""
+    order = [[Unpicklable(0)] if number % 2 and number > 4 else [number] for number in range(80)]
+    batches = iter(isolated(Images(80), batch_sampler=order, num_workers=1, prefetch_factor=2))
+    found, num_errors, most = [], 0, 0
+    while True:
+        try:
+            found.append(next(batches)["index"].item())
+            most = max(most, num_mapped_slabs())
+        except ZeroDivisionError:
+            num_errors += 1
+        except StopIteration:
+            break
+    assert (found, num_errors) == ([0, 1, 2, 3, *range(4, 80, 2)], 38)
+    assert most <= 4
