@@ -133,18 +133,6 @@ def test_death_of_the_only_child_is_an_error(how, message):
     assert next(iter(loader)).item() == 0
 
 
-def test_death_that_no_batch_told_of_is_not_the_next_epochs():
-    """The loop has a batch that came before, and breaks: a persistent loader begins anew."""
-    loader = isolated(Images(8), 2, num_workers=1, persistent_workers=True, **REPLACED)
-    batches = iter(loader)
-    next(batches)
-    until(lambda: children_of(batches)[0].page.idle_since_ns)  # it has made what it was given
-    os.kill(pid := children_of(batches)[0].pid, signal.SIGKILL)
-    until(lambda: not is_running(pid))
-    next(batches)
-    assert list(map(bits, loader)) == epochs_of(DataLoader(Images(8), 2, seed=1), 2)[1]
-
-
 def leave(loader, how):
     """End an epoch in one of the ways. One of the two workers has made two batches by then, and
     the row of the first is in the trace."""
