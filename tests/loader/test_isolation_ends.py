@@ -11,6 +11,7 @@ import signal
 import textwrap
 import threading
 from contextlib import suppress
+from multiprocessing import forkserver
 
 import psutil
 import pytest
@@ -306,21 +307,21 @@ def test_fork_server_that_dies_as_a_worker_starts_is_replaced(monkeypatch, num_w
     """As by Ctrl-C, which reaches the program's whole group while the server imports torch."""
     server = fork_server()
     server.ensure_running()
-    connect, pids = server.connect_to_new_process, [server._forkserver_pid]
+    connect, read, pids = forkserver.connect_to_new_process, forkserver.read_signed, []
 
-    def connect_to_the_dying(descriptors):
-        server.ensure_running()
-        pid = pids.pop() if pids else None
-        if pid is None:
-            return connect(descriptors)
-        os.kill(pid, signal.SIGSTOP)  # it takes no request
-        try:
-            return connect(descriptors)
-        finally:
-            os.kill(pid, signal.SIGKILL)
+    def connect_to_the_stopped(descriptors):
+        if not pids:
+            pids.append(server._forkserver_pid)
+            os.kill(pids[0], signal.SIGSTOP)  # it takes no request
+        return connect(descriptors)
 
-    path = "multiprocessing.forkserver.connect_to_new_process"
-    monkeypatch.setattr(path, connect_to_the_dying)
+    def read_of_the_dead(descriptor):
+        if len(pids) == 1:
+            pids.append(os.kill(pids[0], signal.SIGKILL))
+        return read(descriptor)
+
+    monkeypatch.setattr(forkserver, "connect_to_new_process", connect_to_the_stopped)
+    monkeypatch.setattr(forkserver, "read_signed", read_of_the_dead)
     loader = isolated(range(8), 2, num_workers=num_workers, multiprocessing_context="forkserver")
     assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert not pids
+    assert len(pids) == 2
