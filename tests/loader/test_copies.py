@@ -172,29 +172,6 @@ def test_methods_that_a_dataset_keeps_are_of_the_workers_own(keep, numbers):
     assert dataset.file is dataset.inner.file is None
 
 
-class Lazy(Dataset):
-    """Opens its file on the first sample, and closes it when it ends."""
-
-    file = None
-
-    def __init__(self, path):
-        self.path = path
-
-    def __len__(self):
-        return 4000
-
-    def __getitem__(self, index):
-        if self.file is None:
-            self.file = self.path.open("rb")
-            OPENED.append(self.file)
-        self.file.seek(2 * index)
-        return int.from_bytes(self.file.read(2), "little")
-
-    def __del__(self):
-        if self.file is not None:
-            self.file.close()
-
-
 def test_threads_open_files_of_their_own(numbers):
     """Also where the class has a __del__: one position for all would give others' samples."""
     loader = DataLoader(Lazy(numbers), 50, num_workers=4, isolation="thread")

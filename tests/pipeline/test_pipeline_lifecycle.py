@@ -126,7 +126,7 @@ def test_an_iterator_tells_its_failure_once():
     """Then it has ended, so that a loop that logs errors ends, too."""
     p = pipeline_of(range(4), lambda item: 1 // item, max_failures=0)
     items = iter(p)
-    with pytest.raises(PipelineFailure):
+    with pytest.raises(PipelineFailure, match=r"1 of [1-4] tasks failed"):
         list(items)
     assert list(items) == []
     p.stop()
