@@ -10,6 +10,7 @@ import threading
 from contextlib import nullcontext
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from support.datasets import Made
@@ -131,6 +132,19 @@ def test_death_of_the_only_child_is_an_error(how, message):
     state = loader.state_dict()
     assert (state["finished"], state["num_samples"]) == (False, len(had))
     assert next(iter(loader)).item() == 0
+
+
+def test_death_that_no_batch_told_of_is_not_the_next_epochs():
+    """The loop has a batch that came before, and breaks: a persistent loader begins anew."""
+    loader = isolated(Images(8), 2, num_workers=1, persistent_workers=True, **REPLACED)
+    batches = iter(loader)
+    next(batches)
+    until(lambda: children_of(batches)[0].page.idle_since_ns)  # it has made what it was given
+    os.kill(pid := children_of(batches)[0].pid, signal.SIGKILL)
+    # With all of its threads, the last of which closes its socket: that its end is heard of.
+    until(lambda: not is_running(pid) and psutil.Process(pid).num_threads() == 1)
+    next(batches)
+    assert list(map(bits, loader)) == epochs_of(DataLoader(Images(8), 2, seed=1), 2)[1]
 
 
 def leave(loader, how):
