@@ -40,8 +40,8 @@ def bucket_of(nanoseconds: int) -> int:
     """Return the bucket of a duration."""
     if nanoseconds < 0:  # on some virtual machines clocks step back
         return 0
-    shift = (nanoseconds | 8).bit_length() - 4
-    return (shift << 3) + (nanoseconds >> shift)
+    shift = (nanoseconds | _SUB).bit_length() - _SUB_BITS - 1
+    return (shift << _SUB_BITS) + (nanoseconds >> shift)
 
 
 def _middle_of(bucket: int) -> float:

@@ -15,7 +15,7 @@ import torch
 from support import warm, ways_of_draws
 from support.at_call import AtCall, TooLate
 from support.covering import by_pairs
-from support.datasets import IndexStream, Indices
+from support.datasets import IndexStream, Indices, Positioned
 from support.folders import TESTS
 from support.gates import quiet_log
 from support.loaders import assert_threads_end
@@ -74,23 +74,8 @@ def test_ctrl_c_without_workers_leaves_the_trainer_its_generators(way, has_own, 
 NUM_SAMPLES, BAD = 24, (3, 11, 19)
 
 
-class Resumable(IndexStream):
-    """Indices in order, as a dataset or as a sampler. It knows where it stands, from one iterator
-    to the next."""
-
-    position = 0
-
-    def __iter__(self):
-        while self.position < self.length:
-            self.position += 1
-            yield self.position - 1
-        self.position = 0
-
-    def state_dict(self):
-        return {"position": self.position}
-
-    def load_state_dict(self, state):
-        self.position = state["position"]
+class Resumable(Positioned, IndexStream):
+    """Indices in order, as a dataset or as a sampler."""
 
 
 SIGNALS = {"Ctrl-C": signal.SIGINT, "an error": signal.SIGUSR1}

@@ -6,7 +6,7 @@ import warnings
 from dataclasses import replace
 
 import pytest
-from support.datasets import Indices
+from support.datasets import Indices, Positioned
 from support.gates import in_thread, result_of
 from support.readings import reading, shown, stage
 from support.seats import in_every_seat
@@ -99,23 +99,11 @@ def test_pipeline_without_statistics_has_no_probes():
     assert longer.verdict.action.startswith("Leave stats=False out")
 
 
-class Counted:
-    """A source of numbers that keeps its position."""
+class Counted(Positioned):
+    """A source of numbers."""
 
     def __init__(self, length):
-        self.length, self.position = length, 0
-
-    def __iter__(self):
-        while self.position < self.length:
-            self.position += 1
-            yield self.position - 1
-        self.position = 0
-
-    def state_dict(self):
-        return {"position": self.position}
-
-    def load_state_dict(self, state):
-        self.position = state["position"]
+        self.length = length
 
 
 HELD_UP = reading(0.5, stage("fetch", busy=0.98, cpu=0.25))

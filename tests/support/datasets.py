@@ -66,6 +66,24 @@ class SafeIndices(Indices):
     thread_safe = True
 
 
+class Positioned:
+    """Numbers up to ``length``. It knows where it stands, from one iterator to the next."""
+
+    position = 0
+
+    def __iter__(self):
+        while self.position < self.length:
+            self.position += 1
+            yield self.position - 1
+        self.position = 0
+
+    def state_dict(self):
+        return {"position": self.position}
+
+    def load_state_dict(self, state):
+        self.position = state["position"]
+
+
 class IndexStream(Indices, IterableDataset):
     """The same one after another; each worker has its share."""
 
