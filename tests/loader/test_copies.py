@@ -2,6 +2,7 @@
 
 import gc
 import os
+import threading
 from collections import Counter
 from functools import partial
 
@@ -14,6 +15,8 @@ from torch.utils.data import Dataset
 
 from spdl_torch import DataLoader
 from spdl_torch.data.sources import ListSource
+from spdl_torch.objects.copies import deep_copy, shallow_copy
+from spdl_torch.testing import assert_thread_safe
 
 
 class Ends:
@@ -102,6 +105,40 @@ def test_what_a_dataset_holds_ends_once_and_after_the_loader(seat, tmp_path):
     assert in_workers.keys() == (set(NAMES) if seat.pickles else set())
 
 
+def test_check_of_threads_ends_nothing_of_the_dataset(tmp_path):
+    """It makes copies, too."""
+    assert_thread_safe(dataset := Unpacked(tmp_path / "log"))
+    assert ended(tmp_path / "log") == []
+    del dataset
+
+
+class Reopens(Ends):
+    """Makes its copies itself, each with a resource of its own."""
+
+    def __copy__(self, memo=None):
+        return Reopens(self.log, "copy")
+
+    __deepcopy__ = __copy__
+
+
+@pytest.mark.parametrize("copied", [shallow_copy, deep_copy])
+def test_copy_made_by_its_class_ends_as_any_object(copied, tmp_path):
+    """It may have opened a file of its own, which nobody else would close."""
+    original = Reopens(tmp_path / "log", "original")
+    copied(original)
+    assert [line.split()[0] for line in ended(tmp_path / "log")] == ["copy"]
+
+
+def test_copy_that_fails_ends_silently(tmp_path):
+    """Half of it has no attributes yet, at which __del__ would fail; the memo forgets it."""
+    values, memo = [Ends(tmp_path / "log", name) for name in ("whole", "unfinished")], {}
+    values[1].lock = threading.Lock()
+    with pytest.raises(TypeError, match="pickle"):
+        deep_copy(values, memo)
+    assert ended(tmp_path / "log") == []
+    assert memo == {}
+
+
 OPENED = []
 
 
@@ -162,21 +199,14 @@ KEEP = {
 
 
 @pytest.mark.parametrize("keep", KEEP)
-def test_methods_that_a_dataset_keeps_are_of_the_workers_own(keep, numbers):
-    """On all threads they would read one file, from each other's positions; also where the class
-    has a __del__."""
+def test_threads_read_files_of_their_own(keep, numbers):
+    """Also where the class has a __del__, by whatever method it keeps: from one position for all
+    they would read each other's samples."""
     dataset = Chosen(numbers, KEEP[keep])
     loader = DataLoader(dataset, 50, num_workers=4, isolation="thread")
     with switching():
         assert torch.cat(list(loader)).tolist() == [*range(4000)]
     assert dataset.file is dataset.inner.file is None
-
-
-def test_threads_open_files_of_their_own(numbers):
-    """Also where the class has a __del__: one position for all would give others' samples."""
-    loader = DataLoader(Lazy(numbers), 50, num_workers=4, isolation="thread")
-    with switching():
-        assert torch.cat(list(loader)).tolist() == [*range(4000)]
 
 
 def test_a_shard_of_a_source_with_a_del_is_another_source():
