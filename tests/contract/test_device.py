@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import traceback
 import weakref
 from functools import partial
 
@@ -20,9 +21,11 @@ from support.lazy_device import (
     take_until_far_behind,
 )
 from support.loaders import ThreadLoader as DataLoader, assert_threads_end, epoch_of, loader_threads
+from support.seats import FORKED, NONE, THREADS, in_seats
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spdl_torch import PipelineDataset, PipelineFailure, UnsupportedOptionError
+from spdl_torch.io._transfer import cuda, transfer
 from spdl_torch.pipeline import PipelineBuilder
 
 workers = pytest.mark.parametrize("num_workers", [0, 2])
@@ -60,17 +63,6 @@ def test_epoch_equals_the_one_without_a_device(backends, data):
     assert {thread for thread, _ in backend.handed_over} <= {threading.current_thread()}
 
 
-@pytest.mark.parametrize(("num_workers", "waits"), [(0, True), (2, False)])
-def test_thread_that_trains_never_waits_for_the_device(backends, num_workers, waits):
-    """Its owner does, if there is one; without workers the loop has to do it."""
-    batches = iter(DataLoader(MapData(40), batch_size=2, num_workers=num_workers, device="cuda"))
-    for _ in range(20):
-        next(batches)
-    waiters = set(machine().waiters)
-    assert (threading.current_thread().name in waiters) is waits
-    assert ("spdl-transfer" in waiters) is not waits
-
-
 class Operations(TorchDispatchMode):
     """torch's, on this thread."""
 
@@ -81,6 +73,33 @@ class Operations(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         self.seen.append(str(function))
         return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("device", [None, "cuda"])
+@in_seats(NONE, THREADS, FORKED)
+def test_thread_that_trains_makes_no_tensor_and_waits_for_no_device(
+    backends, monkeypatch, seat, device
+):
+    """Nor does it call torch at all for a batch, or take memory on the device, but for the
+    hand-over; without workers it does all of it. Without a device, it unpacks the batches of
+    processes itself."""
+    makers, empty = set(), LazyDevice.empty
+
+    def noting(machine, num_bytes):
+        makers.add(threading.current_thread().name)
+        return empty(machine, num_bytes)
+
+    monkeypatch.setattr(LazyDevice, "empty", noting)
+    batches = iter(seat.loader(MapData(40), 2, device=device))
+    with Operations() as operations:
+        for _ in range(20):
+            next(batches)
+    is_idle = seat is THREADS or (seat is FORKED and device is not None)
+    assert (operations.seen == []) is is_idle
+    if device is not None:
+        owner = {"spdl-transfer" if is_idle else threading.current_thread().name}
+        assert makers == owner
+        assert machine().waiters == owner
 
 
 def test_batches_on_the_device_are_few_when_the_trainer_is_slow(backends):
@@ -140,6 +159,21 @@ def test_threads_end_when_the_model_is_far_behind(stuck, load):
     del batches
     assert_threads_end(threads)
     assert stuck.is_model_stuck
+
+
+def test_wait_for_the_model_is_no_time_of_the_transfer(stuck, monkeypatch):
+    """Otherwise a report would blame the transfer for a model that is busy."""
+    wait, callers = transfer.wait_while, []
+
+    def noting(*args):
+        callers.append([frame.name for frame in traceback.extract_stack()])
+        return wait(*args)
+
+    monkeypatch.setattr(transfer, "wait_while", noting)
+    take_until_far_behind(iter(loader_to_the_device()), stuck)
+    (names,) = callers
+    assert "when_due" in names
+    assert "timed" not in names
 
 
 @workers
@@ -217,8 +251,6 @@ def test_cuda_is_asked_for_at_iter(device, num_workers):
 @workers
 def test_device_is_the_current_one_when_it_has_no_index(backends, monkeypatch, num_workers):
     """That of the thread that calls iter(), at that time: Lightning and torchrun set it late."""
-    from spdl_torch.io._transfer import cuda
-
     loader = DataLoader(range(2), num_workers=num_workers, device="cuda")
     asked = []
 

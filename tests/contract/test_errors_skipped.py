@@ -3,6 +3,7 @@
 import gc
 import json
 import pickle
+import threading
 import weakref
 from contextlib import nullcontext
 from fractions import Fraction
@@ -13,11 +14,12 @@ import torch
 from hypothesis import given, settings, strategies as st
 from support.datasets import Made, MapData, Sized, StreamData
 from support.inside import state_of
-from support.loaders import DataLoader, epoch_of
+from support.loaders import PATIENCE_SECONDS, DataLoader, epoch_of
 from support.seats import FORKED, NONE, ONE, THREADS, in_seats
 from torch.utils.data import DistributedSampler, IterableDataset, Subset
 
 from spdl_torch.errors import PipelineFailure
+from spdl_torch.loader.backends.jobs import Epoch
 
 everywhere = in_seats(NONE, THREADS, FORKED)
 none_or_one = in_seats(NONE, ONE)
@@ -302,8 +304,7 @@ def failures_in(loader):
 def test_figures_and_report_and_trace_tell(seat):
     """Counted in the stage, named in a remark, and an instant in the trace for each, anew in every
     epoch; a copy of the loader has skipped nothing."""
-    # A process that has ended has no trace.
-    loader = skipping(seat, Noisy(20, {3, 11}), batch_size=5, persistent_workers=True)
+    loader = skipping(seat, Noisy(20, {3, 11}), batch_size=5)
     assert loader.skipped == []
     for _ in range(2):
         list(loader)
@@ -355,6 +356,23 @@ def test_error_does_not_keep_the_batch_alive():
     gc.collect()
     assert [ref() for ref in seen] == [None, None]
     assert "raise ValueError" in state_of(loader).stats.skipped.errors[0].__notes__[-1]
+    del batches
+
+
+def test_failures_are_in_the_trace_before_the_loop_has_their_batch(monkeypatch):
+    """However long its worker takes to go on."""
+    checked, deliver = threading.Event(), Epoch.deliver
+
+    def and_no_further(epoch, result):
+        deliver(epoch, result)
+        assert checked.wait(PATIENCE_SECONDS)
+
+    monkeypatch.setattr(Epoch, "deliver", and_no_further)
+    loader = skipping(THREADS, Noisy(8, {3, 5}), batch_size=8)
+    next(batches := iter(loader))
+    found = sorted(each["key"] for each in failures_in(loader))
+    checked.set()
+    assert found == ["3", "5"]
     del batches
 
 

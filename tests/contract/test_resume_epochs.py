@@ -20,11 +20,14 @@ from support.datasets import (
     LiveIterators,
     Shuffled,
 )
+from support.gates import FakeClock
 from support.loaders import DataLoader, batches_of, resumed, stored
 from support.seats import FORKED, NONE, THREADS, in_seats
 from torch.utils.data import DistributedSampler, Sampler
 
 from spdl_torch import PipelineDataset
+from spdl_torch.loader.checkpoint import user_state
+from spdl_torch.loader.checkpoint.user_state import OwnState, WorkerState
 from spdl_torch.pipeline import PipelineBuilder
 from spdl_torch.testing import assert_resume_exact
 
@@ -331,6 +334,32 @@ def test_first_state_of_an_epoch_is_exact_though_nobody_had_asked(seat, dataset,
     assert batches_of(resumed(again, state)) == batches_of(batches)
     has_asked = seat is not NONE and dataset in (Live, LiveIterators)
     assert caplog.text.count("nobody had asked for a state before") == has_asked
+
+
+def test_dear_state_is_asked_for_now_and_then(monkeypatch):
+    """One that takes 40 ms is asked for so often that this takes a twentieth of the time; in
+    between the items since are counted."""
+    clock, asked = FakeClock(), []
+
+    class Dear(ForSomebodyElse):
+        def state_dict(self):
+            clock.advance(40_000_000)
+            asked.append(clock.wall_ns)
+            return {"number": len(asked)}
+
+    clock.install(monkeypatch, user_state)
+    own, reached = OwnState(iter(()), Dear(), WorkerState()), []
+    for number in range(1, 1001):
+        clock.advance(10_000_000)
+        own.ask(number, ended=False)
+        reached.append(own.reached(number, ended=False))
+    assert 0.03 < 0.04 * len(asked) / (clock.wall_ns / 1e9) < 0.06
+    assert [each.num_items for each in reached] == list(range(1, 1001))
+    at = [each.num_items - each.num_after for each in reached]
+    assert at == sorted(at)
+    assert len(set(at)) == len(asked)
+    own.ask(1001, ended=False, now=True)
+    assert own.reached(1001, ended=False).num_after == 0
 
 
 class Source(Asked):

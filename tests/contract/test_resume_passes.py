@@ -10,8 +10,9 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from support.covering import by_pairs
+from support.datasets import GoingOn
 from support.loaders import batches_of, library
-from support.seats import FORKED, NONE, THREADS
+from support.seats import FORKED, NONE, THREADS, in_seats
 from torch.utils.data import ChainDataset, IterableDataset, get_worker_info
 
 from spdl_torch import DataLoader, PipelineDataset
@@ -67,6 +68,21 @@ def test_pipeline_inside_a_dataset_resumes_what_is_known(kind, seat):
             for each in again.dataset.datasets:
                 each.set_epoch(epoch)
         assert batches_of(again) == epochs[epoch][1:]
+
+
+@in_seats(NONE, THREADS)
+def test_first_state_within_a_later_pass_says_once_that_it_counts(seat, caplog):
+    """And that each pass may be another one."""
+    builder = PipelineBuilder().add_source(GoingOn()).add_sink()
+    dataset = PipelineDataset(builder, num_replicas=2, rank=1)
+    loader = seat.loader(dataset, None, persistent_workers=True)
+    list(loader)
+    batches = iter(loader)
+    for _ in range(2):
+        next(batches)
+        loader.state_dict()
+    (told,) = [each for each in caplog.messages if "nobody had asked" in each]
+    assert "is exact only if all its" in told
 
 
 class Numbered:

@@ -32,6 +32,8 @@ from torch.utils.data import Dataset, get_worker_info
 
 from spdl_torch import PipelineDataset
 from spdl_torch.autotune import PerfParams, tuning as tuning_module
+from spdl_torch.autotune.tuner import Bounds
+from spdl_torch.loader.auto_workers import LoaderTuner
 from spdl_torch.pipeline import PipelineBuilder
 
 __all__ = ["nothing_left"]
@@ -119,6 +121,18 @@ def test_number_is_an_int_and_stays_auto_in_copies():
     assert ThreadLoader(MapData(8), num_workers="auto", prefetch_factor=3).prefetch_factor == 3
     with pytest.raises(ValueError, match=r'num_workers="auto" needs figures.*stats=False'):
         ThreadLoader(MapData(8), num_workers="auto", stats=False)
+
+
+def test_prefetch_fits_into_the_memory():
+    """Of batches of 800 bytes: 4 workers make 8 ahead where there is room, else 5, at least 4."""
+    state, most = tuning_module.TuningState(PerfParams.auto().tuning, "test"), []
+    loader = DataLoader(MapData(4), num_workers=auto(4))
+    for memory_bytes in (None, 10_400, 8_000, 100):
+        state.tuner.bounds = Bounds(threads=8, cores=4, memory_bytes=memory_bytes)
+        tuner = LoaderTuner(loader, state, backend=None)
+        tuner._batch_bytes = 800
+        most.append(tuner.max_outstanding)
+    assert most == [8, 8, 5, 4]
 
 
 def test_decisions_reach_the_trace_and_the_log(at_random, caplog):

@@ -2,7 +2,9 @@
 several threads read at once."""
 
 import os
+import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -13,13 +15,17 @@ from support.seats import in_every_seat
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.autotune import Limits
+from spdl_torch.engine.shared import SharedCounter
 from spdl_torch.loader import user_warnings
+from spdl_torch.loader.backends.jobs import SharedJob
+from spdl_torch.loader.checkpoint.epoch import Given
 from spdl_torch.loader.stats.stats import EpochStats
 from spdl_torch.machine import limits, readings
 from spdl_torch.machine.probes import probe_counters
 from spdl_torch.machine.readings import probes_between
 from spdl_torch.observe import Cause, Probes, judge, make_report
 from spdl_torch.pipeline import PipelineBuilder
+from spdl_torch.testing.thread_safety import threads_interleaved
 
 
 @pytest.fixture
@@ -138,6 +144,33 @@ def test_threads_that_the_gil_holds_up_are_warned_of_once(seat, monkeypatch, cap
     for message in caplog.messages:
         assert message.startswith("DataLoader: Training waits for data 50 % of the time")
         assert 'in processes (isolation="process"). At most 2.0x as fast; then' in message
+
+
+def together(work):
+    """Call ``work`` on each of four threads, which change places between any two lines."""
+    begin = threading.Barrier(4)
+    with threads_interleaved(), ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda number: (begin.wait(), work(number)), range(4)))
+
+
+def test_numbers_and_samples_are_given_once():
+    """Of a counter, and of a job that workers share, whose last one finds all samples made."""
+    counter, numbers = SharedCounter(), []
+    together(lambda _: numbers.extend(next(counter) for _ in range(200)))
+    assert sorted(numbers) == list(range(800))
+    job, made, lasts = SharedJob(Given(0, list(range(800)), 0, False, 0)), [], []
+
+    def work(worker):
+        number = job.take()
+        while number is not None:
+            made.append(number)
+            number = job.take_after(worker)
+        if job.last_worker == worker:
+            lasts.append(len(made))
+
+    together(work)
+    assert sorted(made) == list(range(800))
+    assert lasts == [800]
 
 
 MANY = 2_000

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from support.datasets import Indices
 from support.gates import FakeClock, until
-from support.seats import FORKED, NONE, THREADS, in_seats
+from support.seats import FORKED, NONE, SERVED, THREADS, in_seats
 
 from spdl_torch import DataLoader
 from spdl_torch.engine import counters as counters_module
 from spdl_torch.engine.counters import QueueCounters, TaskCell
 from spdl_torch.engine.statistics import queue_stats, task_stats
+from spdl_torch.loader.backends.processes import worker_process
 from spdl_torch.loader.fetching import timing as timing_module
 from spdl_torch.loader.fetching.timing import timed
 from spdl_torch.loader.stats.stats import WorkersStats
@@ -104,6 +105,48 @@ def test_loop_waits_while_it_draws_from_the_sampler(seat, kind):
     assert by_then <= seen
     assert order.seconds <= report.probes.sampling_ratio * report.stats.elapsed
     assert order.seconds <= seconds_waited(report.stats) <= inside
+
+
+@in_seats(THREADS, FORKED)
+def test_wait_of_workers_for_a_job_counts_while_it_lasts(seat):
+    """Also in a later epoch of the same workers."""
+    loader = seat.loader(Indices(12), 1, prefetch_factor=6, persistent_workers=True)
+
+    def times():
+        """Of the workers: what they waited for jobs, and all."""
+        fetch = loader.snapshot().stages[0]
+        return fetch.wait_in_ratio * fetch.thread_time, fetch.thread_time
+
+    def share_since(waited, whole):
+        now = times()
+        return (now[0] - waited) / (now[1] - whole)
+
+    for _ in range(2):
+        next(batches := iter(loader))
+        until(lambda: loader.snapshot().stages[0].tasks.num_tasks == 12)  # nothing is left to do
+        early = times()
+        until(lambda early=early: 0.9 < share_since(*early) < 1.1)
+        assert loader.snapshot().stages[0].wait_in_ratio < 1
+        assert len(list(batches)) == 11
+
+
+@in_seats(THREADS, FORKED, SERVED)
+def test_loop_waits_while_workers_start(seat, monkeypatch):
+    """Until threads are ready, which more of them would not be sooner; and before the first process
+    has begun the epoch, too: a fork server itself has to be started."""
+    seconds, start_child = [], worker_process.start_child
+
+    def slowly(*args):
+        seconds.append(sum(work() for _ in range(20)))  # longer than all else that next() does
+        return start_child(*args) if seat.are_processes else None
+
+    monkeypatch.setattr(worker_process, "start_child", slowly)
+    options = {"worker_init_fn": slowly} if seat.are_threads else {}
+    loader = seat.loader(Indices(12), 4, num_workers=1, **options)
+    batches, own, inside = worked_through(loader)
+    whole = loader.snapshot()
+    assert seconds[0] + seconds_in_queue(batches) <= seconds_waited(whole) <= inside
+    assert whole.elapsed >= seconds_waited(whole) + own
 
 
 def seconds_in_queue(batches):
