@@ -244,7 +244,7 @@ class DataLoader(TorchDataLoader[T_co]):
         stages ``fetch``, ``collate`` and, to a CUDA device, ``transfer``, and the share of the time
         that the trainer waited. Its ``data`` has the dataset's own: what a cache and shards found,
         the waste of a stream's packs. What worker processes count beside their tasks (the
-        dataset's own, waits for cores and for the GIL) may be 0.05 s old while they have work.
+        dataset's own, waits for cores and for the GIL) may be 0.2 s old while they have work.
 
         Raises: RuntimeError: nothing was loaded yet, or ``stats=False``.
         """

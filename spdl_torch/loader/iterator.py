@@ -239,6 +239,10 @@ class LoaderIterator(EpochIterator):
                 if handed is not None:
                     return handed  # type: ignore[no-any-return]  # Told
                 result, self._dealing.held = self._dealing.held, None
+                if type(result) is Loaded:
+                    result = self._backend.hand_over(result)
+                if self._tuner is not None:
+                    self._tuner.after(getattr(result, "batch", None))
                 handed = result if type(result) is Loaded and self._skipped is None else None
                 if handed is None:
                     handed = self._judged(result)
@@ -306,8 +310,6 @@ class LoaderIterator(EpochIterator):
             return self._lose(result.error)
         worker = self._order.worker_of(result.number)
         self._dealing.receive(worker, result, is_last=type(result) is Exhausted)
-        if self._tuner is not None:
-            self._tuner.after(getattr(result, "batch", None))
         if self._gil is not None:
             self._gil.look(self.stats)
         return None

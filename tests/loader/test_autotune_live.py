@@ -311,7 +311,8 @@ class QuickInCompany(Indices):
 def test_number_settles(caplog):
     """From one process on, by the loop's speed; the report shows what was decided."""
     dataset, workers = QuickInCompany(), auto(1, max_threads=4, window_seconds=0.1)
-    loader = DataLoader(dataset, num_workers=workers, batch_size=1)
+    # One more worker means four more jobs, of which each has one, in turns.
+    loader = DataLoader(dataset, num_workers=workers, batch_size=1, prefetch_factor=4)
     batches = iter(loader)
     for _ in batches:
         if tuning_of(loader).tuner.is_settled:

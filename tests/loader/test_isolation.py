@@ -103,6 +103,28 @@ def test_descriptors_and_slabs_are_flat_over_epochs(monkeypatch):
     assert not num_mapped_slabs()
 
 
+class LateOpened:
+    """A sample; unpickled it is there once the worker has begun the one after it."""
+
+    begun = torch.zeros(6).share_memory_()
+
+    def __init__(self, index):
+        self.index = index
+        self.begun[index] = 1
+
+    def __setstate__(self, attributes):
+        vars(self).update(attributes)
+        until(lambda: self.begun[self.index + 1 :][:1].all())
+
+
+def test_worker_has_its_next_job_while_the_loop_unpacks_a_batch():
+    """However long that takes, the worker need not wait for it."""
+    dataset = Made(LateOpened, len(LateOpened.begun))
+    LateOpened.begun.zero_()
+    loader = isolated(dataset, None, num_workers=1, prefetch_factor=1)
+    assert [sample.index for sample in loader] == list(range(len(dataset)))
+
+
 def test_epoch_that_was_left_does_not_reach_the_next_one():
     """What was under way is dropped when it comes, and its slab is free again."""
     begun, may_end = (multiprocessing.get_context("fork").Semaphore(0) for _ in range(2))

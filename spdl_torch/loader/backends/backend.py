@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..fetching.collating import Memory
     from ..rng.keys import StreamKey
     from ..stats.stats import EpochStats
-    from .jobs import Result
+    from .jobs import Loaded, Result
 
 
 class LoadSpec(NamedTuple):
@@ -99,6 +99,11 @@ class Backend(ABC):
     @abstractmethod
     def take(self, seconds: float) -> Result | Told | None:
         """Return the next result, in order if the spec says so; None = the time is over."""
+
+    def hand_over(self, result: Loaded) -> Result:
+        """Return a result of ``take`` as the loop gets it: unpacked, on its device. Called when the
+        jobs for which it makes room are given out, so that no worker waits for that."""
+        return result
 
     def resize(self, num_workers: int, max_outstanding: int) -> int:
         """Change the number of workers that get the jobs, and return the new number: the old one if

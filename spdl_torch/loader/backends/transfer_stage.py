@@ -158,15 +158,13 @@ class DeviceStage:
         except BaseException as error:  # the trainer waits for an answer
             return self._failed(error, result)
 
-    def hand_over(self, result: Result) -> Result:
+    def hand_over(self, result: Loaded) -> Result:
         """Make the batch ready for the current stream. Called on the trainer's thread."""
-        if isinstance(result, Loaded):
-            try:
-                batch = result.batch.receive()
-                return Loaded(result.number, batch, result.progress, result.tries)
-            except BaseException as error:
-                return self._failed(error, result)
-        return result
+        try:
+            batch = result.batch.receive()
+            return Loaded(result.number, batch, result.progress, result.tries)
+        except BaseException as error:
+            return self._failed(error, result)
 
     def transfer(self, batch: Any, number: int) -> Any:
         """Copy a batch without the thread, and return it for the caller's current stream."""

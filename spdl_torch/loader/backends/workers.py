@@ -26,7 +26,7 @@ from ..checkpoint.epoch import Told
 from ..stats.stats import WorkersStats
 from .activity import describe_activities
 from .backend import Backend
-from .jobs import NO_BATCHES, Epoch, Result
+from .jobs import NO_BATCHES, Epoch, Loaded, Result
 from .transfer_stage import AHEAD, forward, forwarder_name
 from .worker_thread import intra_op_threads_kept, use_one_intra_op_thread
 
@@ -171,14 +171,16 @@ class Workers(Backend):
                 wait = max(0.0, min(self.look_seconds, deadline - monotonic()))
             try:
                 # No variable holds the result: an error's traceback may lead here.
-                if self._stage is None:
-                    return epoch.outlet.get(wait)
-                return self._stage.hand_over(epoch.outlet.get(wait))
+                return epoch.outlet.get(wait)
             except WaitIsOver:
                 if monotonic() >= deadline:
                     return None
             except ChannelClosed:
                 return Told(self.failure or PipelineStopped(self._gone()))
+
+    def hand_over(self, result: Loaded) -> Result:
+        """Return a result as the loop gets it; see ``Backend``."""
+        return result if self._stage is None else self._stage.hand_over(result)
 
     def at_work(self, awaited: int | None) -> str:
         """Describe what the threads do; see ``Backend``."""

@@ -143,7 +143,7 @@ def _seed_process(base_seed: int, worker: int) -> None:
 # To write what was counted takes as long as a small batch: it is done where no job has come for a
 # moment, and otherwise now and then.
 _MOMENT_MS = 0.5
-_COUNT_NS = 50_000_000
+_COUNT_NS = 200_000_000
 
 
 class Trainer:
@@ -218,8 +218,6 @@ class Trainer:
         now_ns = perf_counter_ns()
         self._waited_ns += now_ns - since_ns
         self._page.idle_since_ns = 0
-        if now_ns - self._counted_ns >= _COUNT_NS:
-            self._count()
         return message
 
     def _read(self) -> None:
@@ -263,6 +261,9 @@ class Trainer:
             result = _without_what_cannot_be_sent(result, error)
             content = pickle_of(self._answer(result, retired))
         self._wire.send(content, *(writer.sent() if isinstance(result, Loaded) else ()))
+        # Here, and not before the next job: that may be on its way.
+        if perf_counter_ns() - self._counted_ns >= _COUNT_NS:
+            self._count()
 
     def _answer(self, result: Result, retired: tuple[int, ...]) -> Answer:
         return Answer(self._epoch, with_errors(result, pack_error), retired, perf_counter_ns())

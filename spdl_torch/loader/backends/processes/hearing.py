@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ....engine.channel import ChannelClosed, WaitIsOver, WaitTime
 from ....engine.counters import QueueCounters
 from ...error_notes import add_thread_note, is_users
-from ..jobs import NO_BATCHES, Failed, Loaded, recorded
+from ..jobs import NO_BATCHES, Exhausted, Failed, Loaded, recorded
 from .error_pickle import unpack_error, with_errors
 from .pickling import unpack
 from .wire import socket_pair
@@ -39,6 +39,8 @@ _LOOK_SECONDS = 0.5
 _LONG_SECONDS = 3600.0  # a wait without a limit looks so often
 
 _Heard = tuple["WorkerProcess | None", "Result", int]
+
+_NOTHING: _Heard = None, Exhausted(-1), 0
 
 _IN, _OUT = int(select.POLLIN), int(select.POLLOUT)
 
@@ -169,6 +171,7 @@ class Incoming:
         """What came and is not in order yet."""
         self._early: dict[int, _Heard] = {}
         self._ready: deque[_Heard] = deque()
+        self._taken = _NOTHING
         self._in_order = in_order
         self._turn = 0
         self._wait_time = WaitTime()
@@ -184,14 +187,22 @@ class Incoming:
         """
         if not self.has_next:
             self._wait(None if seconds is None else monotonic() + seconds)
-        child, packed, _ = self._ready.popleft()
+        self._taken = _, packed, _ = self._ready.popleft()
         if not self._ready:
             self._empty_since_ns = perf_counter_ns()
         self._num_got += type(packed) not in NO_BATCHES
+        is_opened_later = self._hearing.is_the_loops and type(packed) is Loaded
+        return packed if is_opened_later else self.opened()
+
+    def opened(self) -> Result:
+        """Return the result that was taken last, unpacked. The loop's thread calls it where that is
+        a batch, once the next job is on its way."""
+        child, packed, _ = self._taken
+        self._taken = _NOTHING
         # No variable holds what is opened: an error's traceback leads here, and that was a cycle.
         if child is None:
             return recorded(self._recorder, packed)
-        return recorded(self._recorder, self._opened(child, packed))
+        return recorded(self._recorder, self._unpacked(child, packed))
 
     def _wait(self, deadline: float | None) -> None:
         hearing, wait = self._hearing, self._wait_time
@@ -228,7 +239,7 @@ class Incoming:
                 self._empty_since_ns = 0
             self._num_put += type(found[1]) not in NO_BATCHES
 
-    def _opened(self, child: WorkerProcess, packed: Result) -> Result:
+    def _unpacked(self, child: WorkerProcess, packed: Result) -> Result:
         if not isinstance(packed, Loaded):
             return with_errors(packed, unpack_error)
         try:
@@ -270,5 +281,5 @@ class Incoming:
     def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
         if is_exiting() or not hasattr(self, "_ended_ns"):  # Ctrl-C has cut off __init__
             return
-        for child, result, _ in (*self.heard, *self._early.values(), *self._ready):
+        for child, result, _ in (*self.heard, *self._early.values(), *self._ready, self._taken):
             _give_back(child, result)

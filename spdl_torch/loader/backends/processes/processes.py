@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ...checkpoint.user_state import WorkerState
     from ...rng.keys import StreamKey
     from ..backend import LoadSpec
-    from ..jobs import Epoch
+    from ..jobs import Epoch, Loaded, Result
     from ..transfer_stage import DeviceStage
 
 _logger = logging.getLogger("spdl_torch.data")
@@ -204,6 +204,13 @@ class Processes(Workers):
             hearing.results.append((None, Failed(job.number, error), perf_counter_ns()))
             hearing.wake()
         return error
+
+    def hand_over(self, result: Loaded) -> Result:
+        """Return a result as the loop gets it; see ``Backend``."""
+        if self.forwards:
+            return super().hand_over(result)
+        incoming: Any = self._running().results
+        return incoming.opened()  # type: ignore[no-any-return]  # Incoming's
 
     def _idlest(self, numbers: Sequence[int]) -> WorkerProcess:
         """Return the child with the fewest jobs; of equals, whose turn it is.

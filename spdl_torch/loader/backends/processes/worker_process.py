@@ -198,7 +198,7 @@ class WorkerProcess:
 
     @property
     def readings(self) -> Readings | None:
-        """What it has counted in this epoch; None = nothing yet. All but the tasks may be 0.05 s
+        """What it has counted in this epoch; None = nothing yet. All but the tasks may be 0.2 s
         old; where it has no job, it is about to write that as well: waits for it, a moment."""
         end = monotonic() + _COUNT_SECONDS
         while True:
