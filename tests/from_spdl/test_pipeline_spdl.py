@@ -9,23 +9,12 @@ from fractions import Fraction
 from typing import get_type_hints
 
 import pytest
-from support.gates import (
-    Boom,
-    asame,
-    no_leak,
-    pipeline_of,
-    same,
-)
+from support.gates import Boom, asame, no_leak, pipeline_of, same
 from support.inside import run_of
 
 import spdl_torch.pipeline
 from spdl_torch.errors import PipelineFailure
-from spdl_torch.pipeline import (
-    Pipeline,
-    PipelineBuilder,
-    StatsQueue,
-    build_pipeline,
-)
+from spdl_torch.pipeline import Pipeline, PipelineBuilder, StatsQueue, build_pipeline
 from spdl_torch.spdl.pipeline import defs
 
 pytestmark = pytest.mark.usefixtures("quiet")

@@ -9,12 +9,7 @@ from support.pages import FORMULAS, HOSTILE, REPORT, read, reports, timeline
 from support.readings import entries_of
 
 from spdl_torch.__main__ import main
-from spdl_torch.observe import (
-    EventLogEntry,
-    Profile,
-    SQLiteStatsWriter,
-    report_of_file,
-)
+from spdl_torch.observe import EventLogEntry, Profile, SQLiteStatsWriter, report_of_file
 from spdl_torch.observe.trace.profile import panels_of
 
 pytest.importorskip("matplotlib", reason="the extra plot is not installed")

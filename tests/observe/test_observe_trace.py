@@ -27,13 +27,7 @@ from spdl_torch.engine.timeline import (
     Turn,
     TwoClocks,
 )
-from spdl_torch.observe import (
-    Probes,
-    Profile,
-    make_report,
-    merge_ranks,
-    merge_with_torch,
-)
+from spdl_torch.observe import Probes, Profile, make_report, merge_ranks, merge_with_torch
 from spdl_torch.observe.trace.chrome_trace import chrome_trace, microseconds, nanoseconds
 from spdl_torch.pipeline import QueuePerfStats, TaskPerfStats
 

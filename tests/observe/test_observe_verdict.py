@@ -18,30 +18,14 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from support.datasets import Divided
 from support.forks import found_in_fork
-from support.readings import (
-    entries_of,
-    ns,
-    reading,
-    shown,
-    stage,
-    stage_stats,
-    write,
-)
+from support.readings import entries_of, ns, reading, shown, stage, stage_stats, write
 from torch.utils.data import Dataset
 
 from spdl_torch import DataLoader, PipelineDataset
-from spdl_torch.machine.probes import (
-    probe_counters,
-    start_probing,
-    stop_probing,
-)
+from spdl_torch.machine.probes import probe_counters, start_probing, stop_probing
 from spdl_torch.machine.readings import probes_between
 from spdl_torch.observe import Cause, Placement, Probes, judge, make_report, report_of_file
-from spdl_torch.pipeline import (
-    PipelineBuilder,
-    QueuePerfStats,
-    TaskPerfStats,
-)
+from spdl_torch.pipeline import PipelineBuilder, QueuePerfStats, TaskPerfStats
 
 QUIET = Probes(gil_seconds=1e-4, run_delay_ratio=0.01, num_cores=16, helper_cores=0.0)
 """A machine on which nothing is short."""

@@ -8,15 +8,7 @@ import threading
 
 import anyio
 import pytest
-from support.gates import (
-    PATIENCE_SECONDS,
-    asame,
-    no_leak,
-    pipeline_of,
-    same,
-    spdl_threads,
-    until,
-)
+from support.gates import PATIENCE_SECONDS, asame, no_leak, pipeline_of, same, spdl_threads, until
 from support.inside import run_of
 
 from spdl_torch.pipeline import TaskHook

@@ -27,12 +27,7 @@ from support.gates import (
 from support.inside import check_balance, run_of
 from support.stages import add, evaluate, num_dropped, plans
 
-from spdl_torch.pipeline import (
-    Aggregator,
-    PipelineBuilder,
-    PipelineFailure,
-    cache_iterator,
-)
+from spdl_torch.pipeline import Aggregator, PipelineBuilder, PipelineFailure, cache_iterator
 from spdl_torch.spdl.dataloader import CacheDataLoader
 
 pytestmark = pytest.mark.usefixtures("quiet")
