@@ -1,4 +1,4 @@
-"""Files of statistics that are damaged or somebody else's: refused in words, shown without harm."""
+"""Files that are damaged, somebody else's or of no use: refused in words, shown without harm."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import json
 import operator
 import os
 import random
+import re
 import sqlite3
 from contextlib import closing
 
 import pytest
-from support.readings import queue_entry, task_entry
+from support.pages import REPORT
+from support.readings import entries_of, queue_entry, task_entry, write
 
 from spdl_torch.__main__ import main
 from spdl_torch.observe import (
@@ -54,9 +56,11 @@ HOSTILE = "de\x1b]0;title\x07co\x9bde\u202e\nVERDICT all is well"
 """A name that sets a terminal's title, moves its cursor, turns the text and makes a line."""
 
 
-def write(path, name="decode"):
-    """A file of statistics of one run, without a journal beside it."""
-    builder = PipelineBuilder().add_source(range(50)).pipe(str, name=name, concurrency=2)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The bytes of a file of statistics of one run, without a journal beside it."""
+    path = tmp_path_factory.mktemp("whole") / "s.db"
+    builder = PipelineBuilder().add_source(range(50)).pipe(str, name="decode", concurrency=2)
     pipeline = builder.add_sink().build()
     with recording(pipeline, path) as writer, pipeline.auto_stop():
         assert len(list(pipeline)) == 50
@@ -64,13 +68,6 @@ def write(path, name="decode"):
             writer.log(entry)
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA journal_mode = DELETE")
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """The bytes of a file of statistics."""
-    path = tmp_path_factory.mktemp("whole") / "s.db"
-    write(path)
     return path.read_bytes()
 
 
@@ -246,3 +243,72 @@ def test_file_is_not_written_through_a_link(tmp_path):
         file.write("half")
     assert page.read_text() == "page"
     assert sorted(os.listdir(tmp_path)) == ["page.html", "target"]
+
+
+CONTENTS = {
+    "notes.txt": b"hello " * 100,
+    "empty.db": b"",
+    "zip.json": b"\x1f\x8b123",
+    "no-list.json": b'{"a": 1}',
+    "later.json": b'{"traceEvents": [], "spdlTorch": {"formatVersion": 2, "profiles": []}}',
+    "folder/other.json": b'{"traceEvents": []}',
+}
+WHAT_TO_GIVE = "Give a file that|Give the folder of|expected a folder of"
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder with what is asked for below."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    for name, content in CONTENTS.items():
+        (tmp_path / name).write_bytes(content)
+    write(tmp_path / "hooks.db", task_entry(), queue_entry())
+    write(tmp_path / "run.db", *entries_of(REPORT))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("command", "complaint"),
+    [
+        ("report none", WHAT_TO_GIVE),
+        ("report folder", "is a folder, and no"),
+        ("report notes.txt", "notes.txt is not a statistics file.*ui.perfetto.dev opens a trace"),
+        ("report empty.db", "empty.db is an empty SQLite file; nothing was logged to it"),
+        ("report hooks.db", "hooks.db: run 1 has no intervals of a loader .* by recording()"),
+        ("report run.db --html folder", "this is a folder"),
+        ("report run.db --format json --html x.html", "exclude each other"),
+        ("report run.db run.db", "there is a file of rank 0 before it"),
+        ("plot run.db -o notes.txt", "File exists: 'notes.txt'"),
+        ("plot run.db --stage x", "no stage 'x'"),
+        ("trace none --torch none -o merged.json", WHAT_TO_GIVE),
+        ("trace zip.json -o x.json", "zip.json: not a trace in JSON"),
+        ("trace no-list.json -o x.json", "not a Chrome trace: it has no list of 'traceEvents'"),
+        ("trace later.json -o x.json", "later.json: its format is 2"),
+        ("trace a.json -o .", "this is a folder"),
+        ("trace a.json -o x.json.bz2", "compressed by gzip alone: end the name in .gz"),
+        ("trace run.db -o x.json", "run.db: a statistics file, not a trace. Read it with"),
+        ("trace folder -o x.json", "folder is a folder, and no trace"),
+        ("trace folder/other.json -o x.json", "a trace, but not one that spdl_torch wrote"),
+        ("prepare none out", WHAT_TO_GIVE),
+        ("watch run.db --once", "the command watch is gone. .*report FILE"),
+    ],
+)
+def test_command_says_in_one_line_what_it_cannot_do(command, complaint, here, capsys):
+    """Without a traceback; nothing is printed, written or changed."""
+    name, *arguments = command.split()
+    before = {path: path.is_dir() or path.read_bytes() for path in here.rglob("*")}
+    assert main([name, *arguments]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    who = "spdl-torch: " if "is gone" in complaint else f"spdl-torch {name}: "
+    line = printed.err.splitlines()[-1]
+    assert line.startswith(who)
+    assert re.search(complaint, line)
+    assert {path: path.is_dir() or path.read_bytes() for path in here.rglob("*")} == before
+
+
+def test_help_is_shown_without_a_command(capsys):
+    """With the commands that there are."""
+    assert main([]) == 0
+    assert "report" in capsys.readouterr().out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import queue
 import re
 import signal
@@ -12,7 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 
 import pytest
-from support.gates import PATIENCE_SECONDS, run_child, start_child, until
+from support.forks import fork
+from support.gates import PATIENCE_SECONDS, run_child, until
 from support.readings import queue_entry, task_entry, write
 
 from spdl_torch.observe import (
@@ -103,26 +105,21 @@ def test_last_figures_are_in_the_file_when_the_process_just_ends(tmp_path, end, 
 
 def test_file_opens_when_the_process_was_killed(tmp_path):
     """It lacks only what was not flushed, and says that the run did not end."""
-    child = start_child(
-        f"""
-        import signal
-        from spdl_torch.observe import EventLogEntry, SQLiteStatsWriter, query_event_stats
-        writer = SQLiteStatsWriter({str(tmp_path / "s.db")!r}, flush_interval=0.01)
+    path, event = tmp_path / "s.db", EventLogEntry(1.0, "begun", {"by": "me"})
+
+    def write_and_die():
+        writer = SQLiteStatsWriter(path, flush_interval=0.01)
         writer.start()
-        writer.log(EventLogEntry(1.0, "begun", {{"by": "me"}}))
-        while not query_event_stats({str(tmp_path / "s.db")!r}):
-            pass
-        print("written", flush=True)
-        signal.pause()
-        """
-    )
-    assert child.stdout.readline().strip() == "written"
-    child.kill()
-    child.communicate(timeout=PATIENCE_SECONDS)
-    assert query_event_stats(tmp_path / "s.db") == [EventLogEntry(1.0, "begun", {"by": "me"})]
-    assert rows(tmp_path / "s.db", "SELECT ended FROM run") == [(None,)]
-    write(tmp_path / "s.db", task_entry())
-    assert len(rows(tmp_path / "s.db", "SELECT * FROM run")) == 2
+        writer.log(event)
+        until(lambda: query_event_stats(path))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    _, status = os.waitpid(fork(write_and_die), 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+    assert query_event_stats(path) == [event]
+    assert rows(path, "SELECT ended FROM run") == [(None,)]
+    write(path, task_entry())
+    assert len(rows(path, "SELECT * FROM run")) == 2
 
 
 @contextmanager
@@ -148,7 +145,8 @@ def broken(path):
 def test_entries_wait_in_memory_when_the_file_cannot_be_written(
     tmp_path, monkeypatch, caplog, obstacle
 ):
-    """Told once, and written when it can be; the oldest are left out where there are too many."""
+    """Told once, and written when it can be; the oldest are left out where there are too many. It is
+    told, too, how many are not written at the end."""
     monkeypatch.setattr("spdl_torch.observe.store.file._BUSY_SECONDS", 0.0)
     monkeypatch.setattr(sqlite_module, "_MOST_PENDING", 2)
     entries = queue.SimpleQueue()
@@ -162,6 +160,12 @@ def test_entries_wait_in_memory_when_the_file_cannot_be_written(
         until(lambda: len(query_task_stats(tmp_path / "s.db")) == 2)
     assert [row["timestamp"] for row in query_task_stats(tmp_path / "s.db")] == [3, 2]
     assert caplog.text.count("cannot be written") == 1
+    writer = SQLiteStatsWriter(tmp_path / "s.db")
+    for number in range(30):
+        writer.log(task_entry(float(number)))
+    with obstacle(tmp_path / "s.db"):
+        writer.shutdown()
+    assert "30 entries were not written" in caplog.text
 
 
 class Unprintable:
@@ -171,53 +175,35 @@ class Unprintable:
         raise LookupError("no text")
 
 
-CIRCLE = {}
-CIRCLE["self"] = CIRCLE
-
-
-UNWRITABLE = {
-    "a tuple as a key": EventLogEntry(1.0, "mine", {("a", 1): 2}),
-    "no average": task_entry(ave_time=float("nan")),
-    "a text that fails": EventLogEntry(1.0, "mine", {"a": Unprintable()}),
-    "a circle": EventLogEntry(1.0, "mine", CIRCLE),
-    "details that are none": EventLogEntry(1.0, "mine", 5),
-    "half a surrogate pair": EventLogEntry(1.0, "\ud800"),
-    "no time": EventLogEntry(None, "mine"),
-    "a number of 65 bits": task_entry(num_tasks=2**64),
-    "no figures": TaskStatsLogEntry(1.0, "0:1:decode[2]", None),
-    "no entry": "hello",
-}
-
-
 def test_entries_that_cannot_be_written_take_no_other_with_them(tmp_path, caplog):
     """Wherever they stand among those that are written together; the order is that of the log, and
     the program's log says what was wrong with the first."""
-    path = tmp_path / "s.db"
+    path, circle = tmp_path / "s.db", {}
+    circle["self"] = circle
+    unwritable = (
+        EventLogEntry(1.0, "mine", {("a", 1): 2}),
+        task_entry(ave_time=float("nan")),
+        EventLogEntry(1.0, "mine", {"a": Unprintable()}),
+        EventLogEntry(1.0, "mine", circle),
+        EventLogEntry(1.0, "mine", 5),
+        EventLogEntry(1.0, "\ud800"),  # half a surrogate pair
+        EventLogEntry(None, "mine"),
+        task_entry(num_tasks=2**64),
+        TaskStatsLogEntry(1.0, "0:1:decode[2]", None),
+        "hello",
+    )
     with SQLiteStatsWriter(path, flush_interval=HOUR) as writer:
-        for number, bad in enumerate(UNWRITABLE.values()):
+        for number, bad in enumerate(unwritable):
             writer.log(task_entry(float(number)))
             writer.log(bad)
             writer.log(queue_entry(float(number)))
             writer.log(EventLogEntry(float(number), "mine", {}))
     for kind in ("task", "queue", "event"):
         found = rows(path, f"SELECT timestamp FROM {kind}_stats ORDER BY id")
-        assert [timestamp for (timestamp,) in found] == [*range(len(UNWRITABLE))]
+        assert [timestamp for (timestamp,) in found] == [*range(len(unwritable))]
     assert caplog.text.count("cannot be written") == 1
     assert "('a', 1)" in caplog.text
     assert "TypeError: keys must be str" in caplog.text
-
-
-def test_entries_that_are_not_written_at_the_end_are_told(tmp_path, caplog):
-    """Where the disk is full to the end."""
-    writer = SQLiteStatsWriter(tmp_path / "s.db")
-    for number in range(30):
-        writer.log(task_entry(float(number)))
-    with broken(tmp_path / "s.db"):
-        writer.shutdown()
-    assert "30 entries were not written" in caplog.text
-
-
-# -- garbage collections ---------------------------------------------------------------------------
 
 
 def test_collections_are_logged_while_the_block_runs(tmp_path):
@@ -276,9 +262,6 @@ def test_logging_goes_on_when_a_collection_happens_inside_of_it(tmp_path):
         """
     )
     assert (code, printed) == (0, "done\n"), errors
-
-
-# -- the file --------------------------------------------------------------------------------------
 
 
 def test_run_says_who_wrote_it(tmp_path, monkeypatch):
@@ -398,9 +381,6 @@ def test_queue_with_the_name_of_its_stage_is_distinguished_from_it(tmp_path):
     assert [row["name"] for row in query_task_stats(path)] == ["0:1:decode[2]"]
     log_stats_summary(path, write=(printed := []).append)
     assert re.findall("  Queue: (.*)", printed[0]) == ["mine", "0:1:decode[2]_queue"]
-
-
-# -- the summary -----------------------------------------------------------------------------------
 
 
 def test_summary_weighs_each_figure_by_what_it_is_of(tmp_path):

@@ -102,14 +102,15 @@ def events_of(trace, phase, **fields):
     return [e for e in found if all(e.get(key) == value for key, value in fields.items())]
 
 
-def turns_in(trace):
-    """The slices that show a turn's work."""
-    return [e for e in events_of(trace, "X") if e["name"] in ("Process", "Training Step")]
-
-
 def number_of(event):
     """The item or the batch of a slice."""
     return event["args"].get("item", event["args"].get("batch"))
+
+
+def turns_in(trace):
+    """The numbers and outcomes in the slices that show a turn's work."""
+    work = [e for e in events_of(trace, "X") if e["name"] in ("Process", "Training Step")]
+    return Counter((number_of(e), e["args"].get("outcome")) for e in work)
 
 
 def names_of_rows(trace):
@@ -270,7 +271,7 @@ def test_trace_can_be_shown_for_any_run(timelines, rank):
     rows = [each for timeline in timelines for each in timeline.rows]
     words = {Outcome.DROPPED: "dropped", Outcome.FAILED: "failed"}
     turns = Counter((each.number, words.get(each.outcome)) for r in rows for each in r.turns)
-    assert Counter((number_of(e), e["args"].get("outcome")) for e in turns_in(trace)) == turns
+    assert turns_in(trace) == turns
     assert summary.num_lost == sum(each.num_lost for each in rows)
     assert summary.num_left_out == 0
     assert summary.num_instants == len(timelines)
@@ -290,7 +291,7 @@ def test_cap_keeps_the_latest(timeline, most):
     assert summary.num_slices + summary.num_instants + summary.num_left_out == (
         everything.num_slices + everything.num_instants + everything.num_left_out
     )
-    num_turns = len(turns_in(trace))
+    num_turns = turns_in(trace).total()
     assert len({(e["tid"], number_of(e)) for e in events_of(trace, "X")}) == num_turns
     turns = sorted((one.done_ns for r in timeline.rows for one in r.turns), reverse=True)
     if 0 < num_turns < len(turns):
@@ -395,19 +396,12 @@ def write_ranks(folder):
     ]
 
 
-def starts_of(path):
-    """The first moment of each process, in ns since 1970, in order of the processes."""
-    trace, starts = content_of(path), {}
-    for event in events_of(trace, "X"):
-        moment = trace["baseTimeNanoseconds"] + nanoseconds(event["ts"])
-        starts[event["pid"]] = min(moment, starts.get(event["pid"], moment))
-    return [starts[pid] for pid in sorted(starts)]
-
-
 def test_merge_ranks_lays_files_on_one_clock(tmp_path):
     """Each rank has rows and arrows of its own."""
-    path = merge_ranks(write_ranks(tmp_path), tmp_path / "all.json")
-    first, second, third = starts_of(path)
+    path, starts = merge_ranks(write_ranks(tmp_path), tmp_path / "all.json"), {}
+    for event in events_of(content_of(path), "X"):
+        starts.setdefault(event["pid"], []).append(nanoseconds(event["ts"]))
+    first, second, third = (min(starts[pid]) for pid in sorted(starts))
     assert (second - first, third - second) == (MS, MS)
     summary = check_trace(path)
     assert (summary.ranks, summary.num_rows, summary.num_flows) == ((0, 1, 2), 12, 6)

@@ -37,33 +37,17 @@ def events_of(path, **fields):
     return [each for each in found if all(each.get(key) == fields[key] for key in fields)]
 
 
-def row_names(path):
-    return {each["args"]["name"] for each in events_of(path, name="thread_name")}
-
-
 def slices_in(path, row):
     """The slices of the rows of that name."""
     tids = {e["tid"] for e in events_of(path, name="thread_name") if e["args"]["name"] == row}
     return [each for each in events_of(path, ph="X") if each["tid"] in tids]
 
 
-def steps_in(path):
-    return [each for each in slices_in(path, "training") if each["name"] == "Training Step"]
-
-
-def batches_in(path):
-    return [step["args"]["batch"] for step in steps_in(path)]
-
-
-def hashed(index):
-    """Takes long enough to be recorded where nobody asked for each item."""
-    return sha256(bytes(10**6)).digest()[index]
-
-
 def fail_in_loop(error):
-    """When one of the workers has made its second batch: the first is recorded. The frame in the
-    error's traceback keeps the loader."""
-    loader = DataLoader(Made(hashed, 8), batch_size=2, num_workers=2)
+    """When one of the workers has made its second batch: the first is recorded, as a sample takes
+    long enough. The frame in the error's traceback keeps the loader."""
+    hashed = Made(lambda index: sha256(bytes(10**6)).digest()[index], 8)
+    loader = DataLoader(hashed, batch_size=2, num_workers=2)
     for number, _ in enumerate(loader):
         if number == 2:
             raise error
@@ -77,11 +61,13 @@ def test_a_loader_s_trace_follows_every_batch_to_its_step(path, num_workers):
         for _ in loader:
             torch.ones(10).sum()
     workers = {f"worker[{n}]" for n in range(num_workers)}
-    assert {"training"} <= row_names(path) <= {"training", *workers}, "who had nothing has none"
-    assert batches_in(path) == list(range(5))
+    rows = {each["args"]["name"] for each in events_of(path, name="thread_name")}
+    assert {"training"} <= rows <= {"training", *workers}, "who had nothing has none"
+    steps = [each for each in slices_in(path, "training") if each["name"] == "Training Step"]
+    assert [step["args"]["batch"] for step in steps] == list(range(5))
     arrows = {each["bind_id"] for each in events_of(path, flow_in=True)}
     assert check_trace(path).num_flows == len(arrows) == (5 if num_workers else 0)
-    assert {step["bind_id"] for step in steps_in(path) if "bind_id" in step} == arrows
+    assert {step["bind_id"] for step in steps if "bind_id" in step} == arrows
     assert {"fetch", "collate"} <= {each["name"] for each in events_of(path, ph="X")}
 
 
@@ -90,7 +76,10 @@ def test_a_loader_s_trace_follows_every_batch_to_its_step(path, num_workers):
     lambda: PipelineDataset(PipelineBuilder().add_source(range(8)).pipe(abs).add_sink()),
 ])  # fmt: skip
 def test_profile_during_and_after_an_epoch(make):
-    """``profile()`` may be asked for at any time."""
+    """``profile()`` may be asked for at any time; one that was not measured is refused."""
+    list(loader := DataLoader(MapData(4), stats=False))
+    with pytest.raises(RuntimeError, match="stats=False was given"):
+        loader.profile()
     loader = make()
     with pytest.raises(RuntimeError, match="nothing was loaded yet"):
         loader.profile()
@@ -101,13 +90,6 @@ def test_profile_during_and_after_an_epoch(make):
     assert loader.profile().report() == loader.report()
     list(loader)
     assert loader.profile().report().stats.stages[0].tasks.num_tasks == 8
-
-
-def test_stats_off_means_no_profile():
-    """A profile that was not measured is refused, not made up."""
-    list(loader := DataLoader(MapData(4), stats=False))
-    with pytest.raises(RuntimeError, match="stats=False was given"):
-        loader.profile()
 
 
 @settings(max_examples=30, deadline=None)

@@ -39,10 +39,6 @@ def inline(stage):
     return replace(stage, queue_ns=0, held_ns=0)
 
 
-READ = stage("read", busy=0.2, wait_out=0.8)
-BATCH = stage("batch", busy=0.05, wait_in=0.95, threads=1)
-
-
 @pytest.mark.parametrize("num_batches", [40_000, 4_000])
 def test_workers_are_not_advised_for_batches_smaller_than_their_hand_over(num_batches):
     """What they take of the loop for each is more than it takes to make one of 0.04 ms."""
@@ -142,9 +138,14 @@ def any_report(draw):
 @given(st.randoms())
 @settings(max_examples=50, deadline=None)
 def test_verdict_names_nothing_that_was_not_measured(draw):
-    """Neither the GIL, nor a core, nor storage, nor steps, where the figure for it is missing."""
+    """Neither the GIL, nor a core, nor storage, nor steps, where the figure for it is missing. Its
+    sentences are wrapped, below the first of their words; the table of the stages is not."""
     report = any_report(draw)
-    assert_fits_a_terminal(report)
+    table = "stage ", "fetch ", "transfer "
+    lines = [line for line in str(report).splitlines() if line and not line.startswith(table)]
+    assert all(len(line) < 100 for line in lines)
+    words = ("VERDICT", "WHY", "NEXT", "window", "checks", "workers", "data", "note", "WHAT IF")
+    assert all(line.startswith((*words, " " * 9)) for line in lines)
     probes, cause, found = report.probes, report.verdict.cause, report.verdict.finding
     text = shown(report)
     if report.stats.elapsed < 2:
@@ -235,9 +236,6 @@ def test_stored_report_is_the_live_one(tmp_path_factory, kind, seed, passes):
     assert stored == whole
 
 
-ADVICE = re.compile(r"Raise .* from (\d+) to about (\d+)")
-
-
 def test_advice_never_contradicts_the_prediction():
     """To add workers is advised where they may gain, and for no more than that."""
     draw, kinds = random.Random(0), Counter()
@@ -245,7 +243,7 @@ def test_advice_never_contradicts_the_prediction():
         report = readings(draw)
         verdict, probes = report.verdict, report.probes
         assert verdict.gain >= 0
-        advised = ADVICE.search(verdict.action)
+        advised = re.search(r"Raise .* from (\d+) to about (\d+)", verdict.action)
         if verdict.stage != "fetch":
             continue
         now = int(advised[1]) if advised else report.stats.stages[0].concurrency
@@ -278,38 +276,24 @@ def test_python_without_a_gil_is_seen(monkeypatch):
     assert "GIL" not in judge(stats, pooled=POOLED).action
 
 
-REMARKS = [
-    (stage("decode", num_failures=10), QUIET, "decode: 10 of 1000 tasks failed (1.0 %)"),
-    (stage("decode", num_failures=60), QUIET, "more than the 5 %"),
-    (stage("filter", num_dropped=7), QUIET, "filter: the op dropped 7 items"),
-    (stage("decode"), Probes(gc_ratio=0.03), "collection takes 3.0 % of the time"),
-]
-
-
 def test_remark_is_made_whatever_the_verdict():
     """What was lost is always reported."""
     for wait in (0.0, 0.5):
-        for part, probes, text in REMARKS:
+        for part, probes, text in (
+            (stage("decode", num_failures=10), QUIET, "decode: 10 of 1000 tasks failed (1.0 %)"),
+            (stage("decode", num_failures=60), QUIET, "more than the 5 %"),
+            (stage("filter", num_dropped=7), QUIET, "filter: the op dropped 7 items"),
+            (stage("decode"), Probes(gc_ratio=0.03), "collection takes 3.0 % of the time"),
+        ):
             assert any(text in remark for remark in judge(reading(wait, part), probes).remarks)
     assert judge(reading(0.5, stage("decode")), QUIET).remarks == ()
     short = replace(reading(0.5, stage("decode")), elapsed_ns=ns(0.2))  # one may be most of it
     assert judge(short, Probes(gc_ratio=0.9)).remarks == ()
 
 
-# -- on real threads -------------------------------------------------------------------------------
-
-
-def in_python(_):
-    """Holds the GIL for some milliseconds."""
-    return sum(range(300_000))
-
-
-_BLOB = os.urandom(1_500_000)
-
-
-def in_c(_):
+def in_c(_, blob=os.urandom(1_500_000)):  # noqa: B008 - the same for all calls
     """Computes without the GIL, long enough for a thread that wakes to get the next item."""
-    return len(zlib.compress(_BLOB, 1))
+    return len(zlib.compress(blob, 1))
 
 
 def waiting(_):
@@ -318,7 +302,7 @@ def waiting(_):
 
 
 CAUSES = {
-    Cause.GIL: (itertools.count(), in_python, 2, None),
+    Cause.GIL: (itertools.count(), lambda _: sum(range(300_000)), 2, None),
     Cause.CPU: (itertools.count(), in_c, 3 * (os.cpu_count() or 1), None),
     Cause.IO: (itertools.count(), waiting, 2, None),
     Cause.CONSUMER: (itertools.count(), str, 1, in_c),
@@ -379,13 +363,15 @@ def test_probe_does_not_follow_into_a_fork():
     stop_probing(user)
 
 
-# -- as text and as JSON ---------------------------------------------------------------------------
-
-
 def test_report_reads_as_one_page():
     """The verdict, why, and what to do next; then the evidence."""
-    stats = reading(0.5, READ, stage("decode", busy=0.98, num_failures=14), BATCH)
-    report = make_report(stats, Probes(gil_seconds=0.0061, run_delay_ratio=0.03, gc_ratio=0.0))
+    stages = (
+        *(stage("read", busy=0.2, wait_out=0.8), stage("decode", busy=0.98, num_failures=14)),
+        stage("batch", busy=0.05, wait_in=0.95, threads=1),
+    )
+    report = make_report(
+        reading(0.5, *stages), Probes(gil_seconds=0.0061, run_delay_ratio=0.03, gc_ratio=0.0)
+    )
     lines = str(report).splitlines()
     assert repr(report) == str(report), "a prompt shows it, too"
     assert lines[0] == "VERDICT  Training waits for data 50 % of the time (HIGHLY input-bound)."
@@ -402,12 +388,3 @@ def test_report_reads_as_one_page():
     action = text[text.index(" NEXT ") : text.index(" window ")]
     assert action.startswith(" NEXT More threads will not help.")
     assert action.endswith("At most 2.0x as fast; then training waits no more.")
-
-
-def assert_fits_a_terminal(report):
-    """Its sentences are wrapped, below the first of their words; the table of the stages is not."""
-    lines = str(report).splitlines()
-    table = [line for line in lines if line.startswith(("stage ", "fetch ", "transfer "))]
-    assert all(len(line) < 100 for line in lines if line not in table)
-    words = ("VERDICT", "WHY", "NEXT", "window", "checks", "workers", "data", "note", "WHAT IF")
-    assert all(line.startswith((*words, " " * 9)) for line in lines if line and line not in table)

@@ -3,10 +3,11 @@
 import itertools
 import signal
 import threading
+from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from support.at_call import AtCall
+from support.at_call import AtCall, TooLate
 from support.gates import PATIENCE_SECONDS, in_thread, result_of, switching, until
 
 from spdl_torch.engine.channel import Channel, ChannelClosed, EndOfChannel
@@ -133,77 +134,49 @@ def test_put_that_is_woken_out_of_turn_passes_its_wake_up_on(clock, is_shrunk):
 
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs signals of threads")
+@pytest.mark.usefixtures("_too_late")
 @pytest.mark.parametrize("timeout", [None, 10 * PATIENCE_SECONDS])
 def test_signal_on_another_thread_is_seen_by_a_get_on_the_main_thread(timeout):
     """Its handler runs there; nothing else would wake the thread."""
     channel = Channel(1)
-
-    def raises(*_):
-        raise RuntimeError("seen")
 
     def signals_itself():
         while not channel.counters().get_wait[1]:
             pass  # until somebody waits
         signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
 
-    before = signal.signal(signal.SIGUSR1, raises)
-    thread = threading.Thread(target=signals_itself)
-    try:
-        thread.start()
-        with pytest.raises(RuntimeError, match="seen"):
-            channel.get(timeout)
-    finally:
-        thread.join()
-        signal.signal(signal.SIGUSR1, before)
+    signalled = in_thread(signals_itself)
+    with pytest.raises(TooLate):
+        channel.get(timeout)
+    result_of(signalled)
 
 
-def getters():
-    """A channel at which two threads wait for an item."""
-    channel = Channel(1)
-    return channel, [in_thread(channel.get) for _ in range(2)]
-
-
-def putters():
-    """One at which they wait for room."""
-    channel = Channel(1)
-    channel.put(0)
-    return channel, [in_thread(channel.put, 1) for _ in range(2)]
-
-
-def ordered_putters():
-    """The same in order."""
-    channel = Channel(1)
-    channel.put_at(0, 0)
-    return channel, [in_thread(channel.put_at, number, 1) for number in (1, 2)]
-
-
-def cut_off(work, place):
-    """Whether Ctrl-C came at that place of it."""
-    try:
-        with AtCall(place):
-            work()
-    except KeyboardInterrupt:
-        return True
-    return False
+def get(channel, number):
+    """Wait for an item."""
+    channel.get()
 
 
 @pytest.mark.parametrize(
-    ("begin", "work"),
+    ("wait", "work"),
     [
-        (getters, lambda channel: channel.put(7)),
-        (getters, lambda channel: channel.put_at(0, 7)),
-        *((getters, Channel.finish), (getters, Channel.close)),
-        *((putters, Channel.finish), (putters, Channel.close)),
-        *((putters, Channel.get), (ordered_putters, Channel.get)),
-        (putters, lambda channel: channel.grow(3)),
+        (get, lambda channel: channel.put(7)),
+        (get, lambda channel: channel.put_at(0, 7)),
+        *((wait, work) for wait in (get, Channel.put) for work in (Channel.finish, Channel.close)),
+        *((Channel.put, Channel.get), (lambda channel, n: channel.put_at(n, n), Channel.get)),
+        (Channel.put, lambda channel: channel.grow(3)),
     ],
 )
-def test_close_ends_waits_for_what_ctrl_c_cut_off(begin, work):
-    """Wherever it comes, in ``close()`` too."""
+def test_close_ends_waits_for_what_ctrl_c_cut_off(wait, work):
+    """Wherever it comes, in ``close()`` too: of two threads that wait for an item, or for room."""
     for place in itertools.count(1):
-        channel, waiting = begin()
+        channel, came = Channel(1), True
+        if wait is not get:
+            wait(channel, 0)
+        waiting = [in_thread(wait, channel, number) for number in (1, 2)]
         until(lambda: sum(num_waiting(channel)) == 2)  # noqa: B023 - called before the next one
-        came = cut_off(lambda: work(channel), place)  # noqa: B023
+        with suppress(KeyboardInterrupt), AtCall(place):
+            work(channel)
+            came = False
         channel.close()
         ends = {type(each.exception(PATIENCE_SECONDS)) for each in waiting}
         assert ends <= {type(None), ChannelClosed, EndOfChannel}

@@ -16,7 +16,7 @@ import psutil
 import pytest
 import torch
 from support import warm
-from support.at_call import AtCall
+from support.at_call import AtCall, TooLate
 from support.gates import PATIENCE_SECONDS, same, until
 from support.isolated import nothing_left, num_mapped_slabs
 from support.isolation_data import Coded
@@ -245,30 +245,22 @@ def test_source_that_fails_in_an_epoch_fails_that_epoch_and_begins_anew():
     assert list(items) == source.items(2)
 
 
+@pytest.mark.usefixtures("_too_late")
 @pytest.mark.parametrize(
-    ("number", "raised", "text"),
-    [(signal.SIGINT, KeyboardInterrupt, None), (signal.SIGUSR1, Coded, "handler")],
+    ("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGUSR1, TooLate)]
 )
-def test_signal_that_cuts_off_a_wait_ends_an_epoch_with_the_process(number, raised, text):
+def test_signal_that_cuts_off_a_wait_ends_an_epoch_with_the_process(number, raised):
     """The next loop says so in words of the pipeline, whatever the handler has raised, and the one
     after it begins anew in another process."""
-
-    def raise_coded(*_):
-        raise Coded(1, "handler")
-
     source = Epochs(5)
     items = in_child(source, same, continuous=True)
     assert [*items, *islice(items, 1)] == source.items(0) + source.items(1)[:1]
     first = pids()
-    before = signal.signal(signal.SIGUSR1, raise_coded)
-    try:
-        for place in count(1):
-            with pytest.raises(raised, match=text), AtCall(place, number) as at_call:
-                next(iter(items))
-            if "rings.py" in at_call.where:  # the first that the loader does for an item
-                break
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+    for place in count(1):
+        with pytest.raises(raised), AtCall(place, number) as at_call:
+            next(iter(items))
+        if "rings.py" in at_call.where:  # the first that the loader does for an item
+            break
     with pytest.raises(PipelineStopped, match=r"^run_pipeline_in_subprocess: Ctrl-C") as stopped:
         list(items)
     assert "oader" not in str(stopped.value)

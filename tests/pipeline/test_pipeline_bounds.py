@@ -185,14 +185,10 @@ def at_work(run, stage="op"):
     return next(each for each in run.stages if each.spec.name == stage).thread_count.count
 
 
-def workers_of(stage):
-    """Live threads of a stage."""
-    return [t for t in spdl_threads() if t.name.startswith(f"spdl-{stage}-")]
-
-
-def tuned(source, op, hands, **options):
-    """A pipeline of one stage called ``op``."""
-    return pipeline_of(source, op, name="op", build={"tuner": hands}, **options)
+def tuned(source, op, hands, num_threads=None, **options):
+    """A pipeline of one stage called ``op``, in the order of its source."""
+    options |= {"name": "op", "output_order": "input"}
+    return pipeline_of(source, op, build={"num_threads": num_threads, "tuner": hands}, **options)
 
 
 @pytest.mark.parametrize("num_threads", [None, 2])
@@ -200,9 +196,7 @@ def test_growth_runs_so_many_calls_at_once(num_threads):
     """From 1 to 4: four calls are inside the op, or ``num_threads``, which stays the bound; and
     results come in the order of the source."""
     hands, op, most = Hands(), GatedOp(), num_threads or 4
-    build = {"num_threads": num_threads, "tuner": hands}
-    pipeline = pipeline_of(range(40), op, name="op", output_order="input", build=build)
-    with no_leak(), pipeline.auto_stop() as items:
+    with no_leak(), tuned(range(40), op, hands, num_threads).auto_stop() as items:
         op.wait_started(1)
         hands.run.set_concurrency("op", 4)
         op.wait_started(most)
@@ -222,8 +216,7 @@ def test_shrinking_lets_calls_end_and_then_runs_fewer():
         assert gates[item >= 4].wait(PATIENCE_SECONDS)
         return item
 
-    pipeline = tuned(range(40), op, hands, concurrency=4, output_order="input")
-    with no_leak(), pipeline.auto_stop() as items:
+    with no_leak(), tuned(range(40), op, hands, concurrency=4).auto_stop() as items:
         until(lambda: len(started) == 4)
         hands.run.set_concurrency("op", 2)
         gates[0].set()
@@ -235,15 +228,14 @@ def test_shrinking_lets_calls_end_and_then_runs_fewer():
 def test_threads_that_left_are_started_again():
     """They count where they did, so nothing grows with the changes."""
     hands = Hands()
-    pipeline = tuned(iter(int, 1), lambda item: item + 1, hands, output_order="input")
-    with pipeline.auto_stop() as items:
+    with tuned(iter(int, 1), lambda item: item + 1, hands).auto_stop() as items:
         for _ in range(10):
             hands.run.set_concurrency("op", 3)
             assert items.get_item() == 1
             until(lambda: at_work(hands.run) == 3)
             hands.run.set_concurrency("op", 1)
             until(lambda: items.get_item() and at_work(hands.run) == 1)
-        until(lambda: len(workers_of("op")) == 1)
+        until(lambda: sum(t.name.startswith("spdl-op-") for t in spdl_threads()) == 1)
         assert len(hands.run._threads.threads()) < 10
         rows = [row for row in items.timeline().rows if row.stage == "op"]
         assert [row.replica for row in rows] == [0, 1, 2]
@@ -257,8 +249,7 @@ def test_data_ends_where_the_system_has_no_more_threads(monkeypatch):
     def refuse(*threads):
         raise RuntimeError("can't start new thread")
 
-    pipeline = tuned(range(40), abs, hands, output_order="input")
-    with no_leak(), pipeline.auto_stop() as items:
+    with no_leak(), tuned(range(40), abs, hands).auto_stop() as items:
         got = [items.get_item()]
         with monkeypatch.context() as patches:
             patches.setattr("spdl_torch.engine.threads.start", refuse)

@@ -92,20 +92,11 @@ def test_every_kind_of_op_runs(op, outputs):
         assert list(p) == outputs
 
 
-def two_arguments(a, b):
-    pass
-
-
-def keyword_only(a, *, b):
-    pass
-
-
-@pytest.mark.parametrize("op", [two_arguments, keyword_only, Called.method])
+@pytest.mark.parametrize("op", [add, lambda a, *, b: None, Called.method])
 def test_op_with_a_wrong_signature_is_refused_by_pipe(op):
     """Before anything runs, with the place of the function and its signature."""
-    with pytest.raises(
-        TypeError, match=r"pipe: \w+ at test_pipeline_definition.py:\d+ must take exactly one arg"
-    ):
+    match = r"pipe: \S+ at test_pipeline_definition.py:\d+ must take exactly one arg"
+    with pytest.raises(TypeError, match=match):
         PipelineBuilder().pipe(op)
 
 

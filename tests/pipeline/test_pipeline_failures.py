@@ -282,10 +282,6 @@ def die(item):
     return item
 
 
-def double(item):
-    return item * 2
-
-
 def spread_in_child(item):
     yield item, os.getpid()
     yield item, os.getpid()
@@ -305,15 +301,13 @@ def processes():
 def test_process_pool_runs_the_op_in_its_processes(processes):
     """Functions and generators run in the pool; a generator's items come all at once. An exception
     that crossed the process boundary gets its note here."""
-    p = pipeline_of(
-        range(6), spread_in_child, executor=processes, concurrency=2, output_order="input"
-    )
-    with p.auto_stop():
+    pipe = {"executor": processes, "concurrency": 2, "output_order": "input"}
+    with pipeline_of(range(6), spread_in_child, **pipe).auto_stop() as p:
         got = list(p)
     assert [item for item, _ in got] == [n for n in range(6) for _ in range(2)]
     assert os.getpid() not in {pid for _, pid in got}
-    with pipeline_of(range(6), double, executor=processes).auto_stop() as p:
-        assert list(p) == [0, 2, 4, 6, 8, 10]
+    with pipeline_of(range(6), str, executor=processes).auto_stop() as p:
+        assert list(p) == list("012345")
     p = pipeline_of([7], fail_in_child, executor=processes, build={"max_failures": 0})
     _, failure = collect(p)
     assert failure.exceptions[0].args == (7,)
@@ -358,11 +352,11 @@ def test_executor_that_takes_no_more_calls_fails_the_pipeline(is_shut, order):
     no item's fault; so it does where the executor was shut down."""
     pool = ThreadPoolExecutor(1) if is_shut else ProcessPoolExecutor(1, spawned.context())
     pipe = {"executor": pool, "concurrency": 2, "output_order": order, "max_failures": 1.0}
-    builder = PipelineBuilder().add_source(iter(range(10**9))).pipe(double, concurrency=2)
+    builder = PipelineBuilder().add_source(iter(range(10**9))).pipe(abs, concurrency=2)
     with pool:
         if is_shut:
             pool.shutdown()
-        builder.pipe(lambda n: n // 2).pipe(die, **pipe)
+        builder.pipe(same).pipe(die, **pipe)
         items, failure = collect(builder.add_sink().build())
     assert 5 not in items  # the stages before may have changed the order
     assert "stage 'die' broke" in failure.message

@@ -7,15 +7,15 @@ import signal
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 import pytest
 import torch
-from support.at_call import AtCall
+from support.at_call import AtCall, TooLate
 from support.gates import (
     PATIENCE_SECONDS,
     BlockedSource,
-    Boom,
     CountingSource,
     Each,
     GatedOp,
@@ -132,22 +132,11 @@ def test_an_iterator_tells_its_failure_once():
     p.stop()
 
 
-def test_stop_while_the_source_is_blocked():
-    """stop() does not wait for the user's next(); the thread ends when that call returns."""
-    source = BlockedSource(1, 2)
-    with pipeline_of(source, same).auto_stop() as p:
-        assert [p.get_item(), p.get_item()] == [1, 2]
-        assert source.blocked.wait(PATIENCE_SECONDS)
-    assert state_of(p) == "closed"
-    assert [thread.name for thread in spdl_threads()] == ["spdl-src"]
-    source.released.set()
-    join_spdl_threads()
-
-
 @pytest.mark.parametrize("closed", ["src", "same"])
 def test_stop_is_no_end_of_the_data(closed):
     """For a thread that waits for an item, however long the stop takes after it has closed one
-    queue, and the threads that wait there have left."""
+    queue, and the threads that wait there have left. It does not wait for the user's next(): the
+    source's thread ends when that call returns."""
     main = threading.current_thread()
 
     class Queue(StatsQueue):
@@ -160,9 +149,13 @@ def test_stop_is_no_end_of_the_data(closed):
     p = pipeline_of(source, same, build={"queue_class": Queue})
     get = in_thread(p.get_item)
     until(lambda: run_of(p).outlet.counters().get_wait[1])
+    assert source.blocked.wait(PATIENCE_SECONDS)
     p.stop()
     assert isinstance(get.exception(PATIENCE_SECONDS), PipelineStopped)
+    assert state_of(p) == "closed"
+    assert [thread.name for thread in spdl_threads()] == ["spdl-src"]
     source.released.set()
+    join_spdl_threads()
 
 
 def test_stop_by_an_op_does_not_wait_for_itself():
@@ -232,13 +225,9 @@ def test_op_that_refers_to_its_pipeline_does_not_keep_it(end):
     assert gone() is None
 
 
-class Thing:
-    """An item whose end a weak reference tells."""
-
-
 def noted(references):
-    """A new one, of which there is a weak reference in the list."""
-    thing = Thing()
+    """A new item, of which there is a weak reference in the list."""
+    thing = set()
     references.append(weakref.ref(thing))
     return thing
 
@@ -340,33 +329,22 @@ def test_finalizer_on_a_thread_that_holds_a_lock_of_the_engine(part):
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"
 )
-@pytest.mark.parametrize(
-    ("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGUSR1, Boom)]
-)
+@pytest.mark.usefixtures("_too_late")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
 @pytest.mark.parametrize("op", [same, asame])
-def test_pipeline_whose_start_a_signal_cut_off_can_be_stopped(op, number, raised):
+def test_pipeline_whose_start_a_signal_cut_off_can_be_stopped(op, number):
     """Wherever it came: what its handler raises, an Exception as well as Ctrl-C, is no failure of
     the pipeline, and no thread is left."""
-
-    def raise_boom(*_):
-        raise Boom
-
-    before = signal.signal(signal.SIGUSR1, raise_boom)
-    try:
-        for place in itertools.count(1, 1 if number == signal.SIGINT else 3):
-            pipeline, came = pipeline_of(range(5), op), False
-            try:
-                with AtCall(place, number) as at_call:
-                    pipeline.start()
-            except raised:
-                came = True
-            assert pipeline.failure is None, at_call.where
-            pipeline.stop(PATIENCE_SECONDS)
-            if not came:
-                assert at_call.where is None, f"lost at {at_call.where}"
-                break
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+    for place in itertools.count(1, 1 if number == signal.SIGINT else 3):
+        pipeline, came = pipeline_of(range(5), op), True
+        with suppress(KeyboardInterrupt, TooLate), AtCall(place, number) as at_call:
+            pipeline.start()
+            came = False
+        assert pipeline.failure is None, at_call.where
+        pipeline.stop(PATIENCE_SECONDS)
+        if not came:
+            assert at_call.where is None, f"lost at {at_call.where}"
+            break
     assert place > 20, "there are places where it comes"
     join_spdl_threads()
 
