@@ -268,18 +268,6 @@ def test_merging_loses_and_doubles_nothing(lists, weights, seed):
             assert [each for each in merged if each[0] == place] == items
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """Two classes of ImageNet's, and something else."""
-    for wnid, num_files in (("n01440764", 3), ("n15075141", 2)):
-        place = tmp_path / "n00000000" / "val" / wnid
-        place.mkdir(parents=True)
-        for number in range(num_files):
-            (place / f"{number}.JPEG").touch()
-        (place / "list.txt").touch()
-    return tmp_path / "n00000000"
-
-
 @given(seed=seeds, history=st.lists(seeds, max_size=3))
 def test_folder_has_an_order_for_every_seed(tmp_path_factory, seed, history):
     """Which does not depend on the shuffles before, and at first is SPDL's."""
@@ -304,8 +292,13 @@ def test_folder_is_refused_when_it_is_empty(tmp_path):
         LocalDirectory(tmp_path / "nowhere", "*.jpg")
 
 
-def test_imagenet_gives_paths_with_their_labels(folder):
+def test_imagenet_gives_paths_with_their_labels(tmp_path):
     """By the name of the file's own folder."""
+    folder = tmp_path / "n00000000"
+    for wnid, num_files in (("n01440764", 3), ("n15075141", 2)):
+        (folder / "val" / wnid).mkdir(parents=True)
+        for name in ["list.txt", *(f"{number}.JPEG" for number in range(num_files))]:
+            (folder / "val" / wnid / name).touch()
     source = ImageNet(folder)
     found = [(path.parent.name, label) for path, label in source]
     assert found == [("n01440764", 0)] * 3 + [("n15075141", 999)] * 2

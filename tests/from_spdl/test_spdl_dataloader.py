@@ -32,12 +32,6 @@ def total(items):
     return sum(items) if isinstance(items, list) else items
 
 
-async def numbers():
-    """A source that is asynchronous."""
-    for number in range(5):
-        yield number
-
-
 @given(
     num_items=st.integers(0, 13),
     preprocessor=st.sampled_from([None, double, twice, plus_one]),
@@ -77,6 +71,11 @@ def test_batches_are_as_the_functions_make_them(
 
 def test_source_may_be_asynchronous_or_iterable_once():
     """An iterator that is used up is an error, where SPDL has an epoch without a batch."""
+
+    async def numbers():
+        for number in range(5):
+            yield number
+
     assert list(DataLoader(numbers(), preprocessor=plus_one)) == [1, 2, 3, 4, 5]
     loader = DataLoader(iter(range(3)))
     assert list(loader) == [0, 1, 2]

@@ -10,13 +10,12 @@ import re
 from pathlib import Path
 
 import pytest
+from support.folders import ROOT
 
 import spdl_torch
 from spdl_torch import spdl
 from spdl_torch.lazy_names import all_left_out
 from spdl_torch.pipeline import PipelineBuilder
-
-ROOT = Path(spdl_torch.__file__).resolve().parents[1]
 
 LEFT_OUT = {home: each for home, each in all_left_out().items() if home.startswith("spdl_torch")}
 
@@ -128,12 +127,9 @@ def test_reference_names_all_that_is_left_out():
     assert of_spdl - {"config"} <= names
 
 
-def each_left_out():
-    """Each module with a name that is left out there."""
-    return [(module, name) for module, names in LEFT_OUT.items() for name in names]
-
-
-@pytest.mark.parametrize(("module", "name"), each_left_out())
+@pytest.mark.parametrize(
+    ("module", "name"), [(home, name) for home, names in LEFT_OUT.items() for name in names]
+)
 def test_what_is_left_out_says_what_to_use_in_both_ways_of_asking(module, name):
     """``from module import name`` as ``module.name``, which alone is an AttributeError."""
     hint = re.escape(LEFT_OUT[module][name])

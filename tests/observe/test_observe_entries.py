@@ -1,17 +1,24 @@
-"""What is recorded of loaders and pipelines gives their reports again, one by one."""
+"""What is recorded of loaders and pipelines gives their reports again, one by one; figures of any
+interval are numbers, and add up."""
 
 from __future__ import annotations
 
+import json
 import math
+import operator
+import pickle
 import threading
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import chain
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given, strategies as st
 from support.readings import Follower, entries_of, found_in, pipeline_stats, stage_stats, write
 
+from spdl_torch.engine.counters import QueueCounters, TaskCounters
+from spdl_torch.machine.histogram import Histogram
 from spdl_torch.observe import (
     Cause,
     EventLogEntry,
@@ -25,25 +32,26 @@ from spdl_torch.observe import (
     recording,
     report_of_file,
 )
-from spdl_torch.pipeline import PipelineBuilder, QueuePerfStats, TaskPerfStats
-
-
-def slow(item):
-    """Waits for each sample, as for storage."""
-    threading.Event().wait(0.01)
-    return item
-
-
-def odd_only(item):
-    """Drops half of them."""
-    return item if item % 2 else None
+from spdl_torch.pipeline import (
+    PipelineBuilder,
+    PipelineStats,
+    QueuePerfStats,
+    StageStats,
+    TaskPerfStats,
+)
 
 
 def test_pipeline_is_recorded_as_it_reports(tmp_path):
     """Every item, in however many intervals: its figures and its verdict, on the same probes."""
+
+    def slow(item):  # as from storage
+        threading.Event().wait(0.01)
+        return item
+
     path = tmp_path / "s.db"
     builder = PipelineBuilder().add_source(range(60)).pipe(slow, name="read", concurrency=2)
-    pipeline = builder.pipe(odd_only, name="odd").aggregate(4).add_sink().build()
+    builder.pipe(lambda item: item if item % 2 else None, name="odd")
+    pipeline = builder.aggregate(4).add_sink().build()
     with recording({"train": pipeline}, path, interval_seconds=0.01), pipeline.auto_stop():
         assert len(list(pipeline)) == 8
     assert pipelines_of_file(path) == {0: "train"}
@@ -148,3 +156,89 @@ def test_values_that_json_lacks_break_no_query(tmp_path):
     assert len(query_task_stats(path)) == 2
     assert query_event_stats(path, "interval")[0].details == {"loss": None}
     assert report_of_file(path).stats.stages[0].num_tasks == 200
+
+
+few = st.integers(0, 5)
+durations = st.lists(st.integers(1, 10**9), max_size=4)
+
+
+def histogram(values):
+    """Their counts."""
+    found = Histogram()
+    for value in values:
+        found.add(value)
+    return found.counts()
+
+
+@st.composite
+def stages(draw):
+    """What a stage has counted."""
+    good, puts, gets = draw(durations), draw(durations), draw(durations)
+    num_failures = draw(few)
+    busy_ns = sum(good)
+    tasks = TaskCounters(
+        elapsed_ns=draw(st.integers(0, 10**10)),
+        num_tasks=len(good) + num_failures,
+        num_failures=num_failures,
+        busy_ns=busy_ns + num_failures,
+        failed_ns=num_failures,
+        cpu_ns=busy_ns // 2,
+        clocked_ns=busy_ns,
+        histogram=histogram(good),
+    )
+    queue = QueueCounters(
+        elapsed_ns=tasks.elapsed_ns,
+        num_put=len(puts) + draw(few),
+        num_got=len(gets) + draw(few),
+        put_wait=(sum(puts), draw(few), histogram(puts)),
+        get_wait=(sum(gets), draw(few), histogram(gets)),
+        empty_ns=tasks.elapsed_ns // 3,
+    )
+    waits = {"wait_in_ns": draw(st.integers(0, 10**9)), "wait_out_ns": draw(few)}
+    thread_ns = 2 * tasks.elapsed_ns
+    return StageStats.of("decode", 2, tasks, queue, thread_ns=thread_ns, **waits)
+
+
+intervals = st.builds(
+    PipelineStats, st.integers(0, 10**10), st.integers(0, 10**9), st.tuples(stages())
+)
+
+
+@given(st.lists(intervals, min_size=1, max_size=4))
+def test_intervals_of_a_run_add_up_to_it(parts):
+    """Each is the difference of two readings, and goes through a pickle or through JSON."""
+    readings = [parts[0]]
+    for part in parts[1:]:
+        readings.append(readings[-1] + part)
+    cut = [readings[0], *map(operator.sub, readings[1:], readings)]
+    assert cut == parts
+    sent = [pickle.loads(pickle.dumps(part)) for part in cut]
+    stored = [PipelineStats.from_dict(json.loads(json.dumps(part.as_dict()))) for part in cut]
+    assert sum(sent) == sum(stored) == readings[-1]
+
+
+@given(intervals)
+def test_no_figure_is_other_than_a_number(stats):
+    """Not even of no time, or of no item; and the verdict on it is one."""
+    (stage,) = stats.stages
+    figures = [getattr(each, f.name) for each in (stage.tasks, stage.queue) for f in fields(each)]
+    figures += [stage.busy_ratio, stage.wait_in_ratio, stage.wait_out_ratio, stage.cpu_ratio]
+    figures += [stage.capacity, stats.consumer_wait_ratio, stats.elapsed]
+    assert all(map(math.isfinite, figures))
+    assert min(figures) >= 0
+    json.loads(make_report(stats).as_json())
+
+
+def test_interval_after_an_earlier_run_is_all_of_the_later_one():
+    """Fewer calls, other stages, or less time."""
+    earlier = PipelineStats(10, 5, (StageStats(name="a", concurrency=1, num_tasks=3),))
+    later = PipelineStats(20, 6, (StageStats(name="a", concurrency=1, num_tasks=4),))
+    assert later.since(earlier) == later - earlier
+    for other in (
+        None,
+        PipelineStats(30, 5, earlier.stages),
+        PipelineStats(10, 5, (StageStats(name="b", concurrency=1),)),
+        PipelineStats(10, 5, (StageStats(name="a", concurrency=1, num_tasks=9),)),
+        PipelineStats(10, 5, ()),
+    ):
+        assert later.since(other) is later

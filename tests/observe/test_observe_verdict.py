@@ -365,13 +365,10 @@ def test_probe_does_not_follow_into_a_fork():
 
 def test_report_reads_as_one_page():
     """The verdict, why, and what to do next; then the evidence."""
-    stages = (
-        *(stage("read", busy=0.2, wait_out=0.8), stage("decode", busy=0.98, num_failures=14)),
-        stage("batch", busy=0.05, wait_in=0.95, threads=1),
-    )
-    report = make_report(
-        reading(0.5, *stages), Probes(gil_seconds=0.0061, run_delay_ratio=0.03, gc_ratio=0.0)
-    )
+    read, decode = stage("read", busy=0.2, wait_out=0.8), stage("decode", 0.98, num_failures=14)
+    batch = stage("batch", busy=0.05, wait_in=0.95, threads=1)
+    probes = Probes(gil_seconds=0.0061, run_delay_ratio=0.03, gc_ratio=0.0)
+    report = make_report(reading(0.5, read, decode, batch), probes)
     lines = str(report).splitlines()
     assert repr(report) == str(report), "a prompt shows it, too"
     assert lines[0] == "VERDICT  Training waits for data 50 % of the time (HIGHLY input-bound)."

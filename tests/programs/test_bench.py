@@ -1,46 +1,48 @@
-"""``python examples/bench``: every table in its short form, failures, Ctrl-C."""
+"""``python examples/bench``: every table in its short form, failures, Ctrl-C; datasets as people
+write them, and programs that train on them."""
 
+import functools
 import io
 import itertools
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 from _moving_noise import write_video
-from bench import device_copies
+from bench import device_copies, loaders, table_ordinary
 from bench.arguments import main
 from bench.command import run_bench
-from bench.loaders import (
-    Work,
-    bare_threads,
-    grain_threads,
-    ours,
-    spdl_batches,
-    spdl_items,
-    torch_loader,
-)
+from bench.ordinary import rows
+from bench.ordinary.catalogue import ORDINARY
+from bench.ordinary.passes import check_batches
 from bench.peers import installed, left_out
+from bench.program.plans import DATASETS, ProgramPlan
+from bench.program.train import train
 from bench.tables import TABLES, BenchOptions
 from PIL import Image
 from support.datasets import Indices
 from support.folders import ROOT
+from support.loaders import library
 from support.measures_here import measure_here
 
-BENCH = ROOT / "examples" / "bench"
-KEYS = {"title", "settings", "metrics", "rows", "ratios", "failures", "remarks"}
+from spdl_torch import DataLoader
 
+# Datasets as people write them leave the end of a connection to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed database:ResourceWarning")
 
 LOADERS = {
-    "ours": (ours, None),
-    "torch": (torch_loader, None),
-    "bare threads": (bare_threads, None),
-    "SPDL, items": (spdl_items, "spdl"),
-    "SPDL, batches": (spdl_batches, "spdl"),
-    "Grain": (grain_threads, "grain"),
+    "ours": (loaders.ours, None),
+    "torch": (loaders.torch_loader, None),
+    "bare threads": (loaders.bare_threads, None),
+    "SPDL, items": (loaders.spdl_items, "spdl"),
+    "SPDL, batches": (loaders.spdl_batches, "spdl"),
+    "Grain": (loaders.grain_threads, "grain"),
 }
 
 
@@ -52,7 +54,7 @@ def test_every_loader_gives_each_sample_once(name):
     if needs is not None and not installed(needs):
         pytest.skip(left_out(needs))
     workers = 0 if name == "torch" else 2
-    work = Work(dataset=Indices(22), num_samples=22, batch_size=4, num_workers=workers)
+    work = loaders.Work(dataset=Indices(22), num_samples=22, batch_size=4, num_workers=workers)
     batches = [batch.tolist() for batch in run(work)()]
     assert sorted(itertools.chain(*batches)) == list(range(22))
     assert sorted(map(len, batches)) == [2, 4, 4, 4, 4, 4]
@@ -91,7 +93,7 @@ def videos(tmp_path_factory):
     [
         pytest.param(name, marks=[pytest.mark.long] if name == "program" else [])
         for name in TABLES
-        if name not in ("transfer", "ordinary")  # that needs a GPU, this has a file of its own
+        if name not in ("transfer", "ordinary")  # that needs a GPU, this is below
     ],
 )
 def test_smoke_run_of_a_table(table, photographs, videos, tmp_path):
@@ -102,7 +104,8 @@ def test_smoke_run_of_a_table(table, photographs, videos, tmp_path):
     status, printed, progress = bench(options)
     figures = json.loads(options.json.read_text())
     assert (status, figures["failures"]) == (0, {}), progress
-    assert set(figures) == KEYS
+    keys = {"title", "settings", "metrics", "rows", "ratios", "failures", "remarks"}
+    assert set(figures) == keys
     assert figures["rows"]
     for row, metrics in figures["rows"].items():
         assert any(line.startswith(row) for line in printed.splitlines()), printed
@@ -160,17 +163,91 @@ def test_arguments_that_cannot_be_used_are_refused(arguments, message, capsys, m
     assert error.count("\n") == 1
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where the datasets' data are written, once."""
+    return tmp_path_factory.mktemp("ordinary")
+
+
+@pytest.mark.parametrize("ordinary", ORDINARY, ids=lambda one: one.name)
+def test_dataset_gives_torchs_batches(ordinary, folder):
+    """Where nothing is random; the others give whole batches. All can be sent to a worker."""
+    for module in ordinary.needs:
+        library(module)
+    make = functools.partial(replace(ordinary, batch_size=4).arguments, folder, 8)
+    dataset = pickle.loads(pickle.dumps(make()["dataset"]))
+    assert getattr(type(dataset), "__getitems__", None) is None or "TensorDataset" in ordinary.name
+    if ordinary.is_random:
+        assert len(list(DataLoader(**make()))) == 2
+    else:
+        check_batches(make, 0)
+
+
+def test_wrong_batches_fail_the_table(monkeypatch):
+    """The row says so, and the exit status is 1; the other rows are measured."""
+    torchs, calls = rows.ScaledRows.__getitem__, itertools.count()
+
+    def changing(self, index):
+        return torchs(self, index)[0] + next(calls), index
+
+    monkeypatch.setattr(rows.ScaledRows, "__getitem__", changing)
+    status, printed, _ = smoke_of_ordinary("rows, arithmetic", "rows, (x[i]")
+    (failed,) = [line for line in printed.splitlines() if "failed: " in line]
+    assert failed.startswith("rows, arithmetic")
+    assert "batch 0 is not torch's" in failed
+    assert status == 1
+    assert any(line.startswith("rows, (x[i]") for line in printed.splitlines())
+
+
+def smoke_of_ordinary(*only, workers=(2,)):
+    """What a short run says of some of the datasets as people write them."""
+    names = {"table": "ordinary", "only": only, "workers": workers}
+    return bench(BenchOptions(rounds=1, smoke=True, **names))
+
+
+def test_both_loaders_are_measured_with_and_without_workers():
+    """A row, and the mean below it."""
+    status, printed, _ = smoke_of_ordinary("rows, arithmetic", workers=(2, 1))
+    names = [line.split("  ")[0] for line in printed.splitlines()]
+    assert status == 0
+    assert "LOSS" not in printed, "a short run judges nothing"
+    assert names.index("rows, arithmetic") < names.index(table_ordinary.MEAN)
+    for count in ("0 workers", "2 workers", "1 worker"):
+        assert f"  {count}: torch, 1/s" in printed
+
+
+def plan_of(dataset, num_epochs):
+    """With the light network, without workers."""
+    return ProgramPlan(dataset=dataset, network="light", num_workers=0, num_epochs=num_epochs)
+
+
+@pytest.mark.parametrize("dataset", DATASETS)
+def test_program_trains_on_every_dataset(dataset, folder):
+    """Whatever its batches look like."""
+    plan = plan_of(dataset, 2)
+    for module in plan.ordinary.needs:
+        library(module)
+    (own := folder / "programs").mkdir(exist_ok=True)  # of another number of samples
+    said = train("spdl_torch", plan, own, 2 * plan.ordinary.batch_size)
+    assert set(said) == {"import_ms", "first_batch_ms"}
+    assert said["first_batch_ms"] > 0
+
+
+def test_missing_samples_are_an_error(tmp_path):
+    """A loader that leaves some out would seem to be faster."""
+    plan = plan_of("iterable", 1)
+    train("spdl_torch", plan, tmp_path, 64)
+    with pytest.raises(RuntimeError, match="the loader gave 64 samples, not 128"):
+        train("spdl_torch", plan, tmp_path, 128)
+
+
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="signals of a terminal")
 def test_interrupt_ends_with_what_there_is(tmp_path):
     """Ctrl-C in the second measurement: the first is in the table and in the JSON, status 130."""
-    figures = tmp_path / "figures.json"
-    command = [sys.executable, str(BENCH), "engine", "--smoke", "--rounds", "1000"]
-    with subprocess.Popen(
-        [*command, "--json", str(figures)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    figures, pipes = tmp_path / "figures.json", dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    options = ["engine", "--smoke", "--rounds", "1000", "--json", figures]
+    command = [sys.executable, ROOT / "examples" / "bench", *options]
+    with subprocess.Popen(command, text=True, **pipes) as process:
         try:
             for line in process.stderr:
                 if line.startswith("round 2/"):

@@ -2,7 +2,6 @@
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -17,10 +16,8 @@ from spdl_torch.demo.training import Measurement, check_folder, check_gpu
 DEMO = ["-m", "spdl_torch", "demo", "--smoke", "--workers", "1"]
 
 
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*.jpg"))
-    }
+def files_of(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.jpg")}
 
 
 @pytest.fixture(scope="module")
@@ -54,11 +51,8 @@ def test_photographs_resemble_imagenet(photographs):
     assert 0.5 < num_bytes / num_pixels < 0.6
 
 
-TORCH, OURS = ("torch", "DataLoader"), ("spdl_torch", "DataLoader")
-
-
-def measured(loading, training, first_batch=0.1):
-    return Measurement(loading, training, 0.9, first_batch)
+def measured(loading, training):
+    return Measurement(loading, training, 0.9, 0.1)
 
 
 def test_table_has_medians_spread_and_ratios(photographs, monkeypatch, capsys):
@@ -73,7 +67,7 @@ def test_table_has_medians_spread_and_ratios(photographs, monkeypatch, capsys):
     monkeypatch.setattr("spdl_torch.demo.command._apart", apart)
     assert main(["demo", "--data", str(photographs), "--rounds", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    start = next(n for n, line in enumerate(lines) if line.startswith("loading alone"))
+    (start,) = (n for n, line in enumerate(lines) if line.startswith("loading alone"))
     over, _, first, *others = lines[start - 2 : start + 4]
     assert over.split()[-3:] == ["2nd/1st", "3rd/1st", "better"]
     assert " ".join(first.split()) == (
@@ -97,8 +91,9 @@ def test_table_has_medians_spread_and_ratios(photographs, monkeypatch, capsys):
 )
 def test_verdict(ours, found):
     """A difference counts when it is above 5 % and each round has it."""
-    torchs, found_with = [measured(600.0, 580.0)] * 2, [measured(600.0, rate) for rate in ours]
-    text = " ".join(verdict({TORCH: torchs, OURS: found_with}).split())
+    torchs, with_ours = [measured(600.0, 580.0)] * 2, [measured(600.0, rate) for rate in ours]
+    measurements = {("torch", "DataLoader"): torchs, ("spdl_torch", "DataLoader"): with_ours}
+    text = " ".join(verdict(measurements).split())
     assert found in text
     assert f"({min(ours) / 580:.2f} to {max(ours) / 580:.2f} over the rounds" in text
 

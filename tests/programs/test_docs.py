@@ -12,8 +12,8 @@ import runpy
 import shlex
 import shutil
 import sqlite3
+from collections import namedtuple
 from contextlib import closing
-from typing import NamedTuple
 
 import bench.arguments as benchmark
 import pytest
@@ -34,17 +34,11 @@ PAGES = [*BESIDE, BENCHMARK, *sorted((ROOT / "docs").rglob("*.md"))]
 REFERENCE = [BENCHMARK, *sorted((ROOT / "docs" / "reference").glob("*.md"))]
 
 
-class Block(NamedTuple):
-    """A fenced block of a page."""
-
-    info: str
-    line: int
-    """Of its first line of text, from 1."""
-    text: str
+Block = namedtuple("Block", ["info", "line", "text"])
 
 
 def blocks_of(page):
-    """Every fenced block of a page, in order."""
+    """Every fenced block of a page, in order, with the number of its first line of text, from 1."""
     blocks, info, first, lines = [], None, 0, []
     for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
         if not line.startswith("```"):
@@ -66,11 +60,6 @@ def name_of_page(page):
 pages = pytest.mark.parametrize("page", PAGES, ids=name_of_page)
 
 
-COMMANDS = {"photographs", "prepare", "report", "plot", "trace"}
-"""What the tests run of the pages' commands: ``demo`` takes minutes, and so does the benchmark, but
-for its ``--smoke``."""
-
-
 @pytest.fixture(scope="module")
 def photographs(tmp_path_factory):
     """What ``photographs DIR`` writes, made once: it is the same every time."""
@@ -80,11 +69,13 @@ def photographs(tmp_path_factory):
 
 
 def run_command(line, photographs):
-    """A line of a page's shell, if it is one of those commands; in this process."""
+    """A line of a page's shell, in this process; ``demo`` takes minutes, and so does the benchmark,
+    but for its ``--smoke``."""
     words = shlex.split(line)
     if words[:2] == ["python", "examples/bench"] and "--smoke" in words:
         assert benchmark.main(words[2:]) == 0, line
-    if words[:3] != ["python", "-m", "spdl_torch"] or words[3] not in COMMANDS:
+    commands = {"photographs", "prepare", "report", "plot", "trace"}
+    if words[:3] != ["python", "-m", "spdl_torch"] or words[3] not in commands:
         return
     if words[3] == "photographs" and len(words) == 5:
         shutil.copytree(photographs, words[4], dirs_exist_ok=True)
@@ -104,14 +95,6 @@ def source_of(block, page):
     usual, small = SMALLER.get(name_of_page(page), ("", ""))
     assert usual in page.read_text(encoding="utf-8"), "the page has another amount now"
     return "\n" * (block.line - 1) + block.text.replace(usual, small)
-
-
-def run_script(source, path):
-    """A block that has the guard of a script is one: saved and run."""
-    path.write_text(source, encoding="utf-8")
-    done = warm.run([path], forks=True)
-    assert done.returncode == 0, done.stderr
-    assert "Warning" not in done.stderr, done.stderr
 
 
 @pytest.fixture
@@ -147,7 +130,11 @@ def test_page_works_when_it_is_followed(page, tmp_path, monkeypatch, photographs
         if not runs(block):
             continue
         if '__name__ == "__main__"' in block.text:
-            run_script(source, tmp_path / f"{page.stem}_{block.line}.py")
+            script = tmp_path / f"{page.stem}_{block.line}.py"
+            script.write_text(source, encoding="utf-8")
+            done = warm.run([script], forks=True)
+            assert done.returncode == 0, done.stderr
+            assert "Warning" not in done.stderr, done.stderr
         else:
             exec(code, namespace)
 
@@ -163,12 +150,6 @@ def runs(block):
 def prose_of(page):
     """The page without its blocks."""
     return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
-
-
-def anchors_of(page):
-    """What GitHub and myst make of the page's headings."""
-    headings = re.findall(r"^#+ (.+)$", prose_of(page), flags=re.M)
-    return {re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-") for h in headings}
 
 
 @pages
@@ -189,7 +170,10 @@ def test_link_resolves_when_it_is_relative(page):
         file = (page.parent / path).resolve() if path else page
         assert file.is_relative_to(ROOT), f"{target} leaves the repository"
         assert file.is_file(), f"{target} does not exist"
-        assert not anchor or anchor in anchors_of(file), f"{target}: no such heading"
+        if anchor:  # what GitHub and myst make of a heading
+            headings = re.findall(r"^#+ (.+)$", prose_of(file).lower(), flags=re.M)
+            anchors = {re.sub(r"[^\w\- ]", "", h).strip().replace(" ", "-") for h in headings}
+            assert anchor in anchors, f"{target}: no such heading"
 
 
 def test_formats_are_those_of_what_is_written(tmp_path):
@@ -233,11 +217,6 @@ def documented_words():
     text = "\n".join(page.read_text(encoding="utf-8") for page in REFERENCE)
     spans = re.findall(r"^```.*?^```|`[^`\n]+`", text, flags=re.S | re.M)
     return set(re.findall(r"-{0,2}[A-Za-z_]\w*(?:-\w+)*", " ".join(spans)))
-
-
-def public_members(cls):
-    """Methods and properties of a class that have no underscore."""
-    return [name for name in vars(cls) if not name.startswith("_")]
 
 
 WITH_LIBRARIES = {f"spdl_torch.{name}" for name in ("transformers", "accelerate", "lightning")}
@@ -291,7 +270,7 @@ def test_method_has_a_docstring_when_it_is_public(module):
     for name in lists()[module]:
         cls = getattr(importlib.import_module(module), name)
         if inspect.isclass(cls) and cls.__module__.startswith("spdl_torch"):
-            for member in public_members(cls):
-                value = inspect.getattr_static(cls, member)
-                if inspect.isfunction(value) or isinstance(value, property):
+            for member, value in vars(cls).items():
+                is_callable = inspect.isfunction(value) or isinstance(value, property)
+                if is_callable and not member.startswith("_"):
                     assert inspect.getdoc(getattr(cls, member)), f"{name}.{member}"

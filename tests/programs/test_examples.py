@@ -19,15 +19,14 @@ from support.folders import ROOT
 EXAMPLES = ROOT / "examples"
 SECONDS = 50
 """How long a test waits for a program to end; never how long it should take."""
-PROGRAMS = sorted(path for path in EXAMPLES.glob("*.py") if not path.name.startswith("_"))
 RUN_ELSEWHERE = (
     *("train_language_model", "train_video_classifier", "finetune_parquet"),  # below
+    *("benchmark_numpy", "benchmark_numpy_plot", "image_dataloading"),  # below
     *("imagenet_classification", "imagenet_lightning"),  # test_examples_imagenet.py
     "replace_dataloader",  # there, too
-    *("benchmark_numpy", "benchmark_numpy_plot"),  # below
-    "image_dataloading",  # below
     "performance_analysis",  # by its plot, which draws what it measures
 )
+PROGRAMS = [p.stem for p in sorted(EXAMPLES.glob("[!_]*.py")) if p.stem not in RUN_ELSEWHERE]
 
 
 def run_here(program, *arguments):
@@ -35,10 +34,10 @@ def run_here(program, *arguments):
     threads, generator = torch.get_num_threads(), torch.get_rng_state()
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # other packages', which end no program of a user
-        patch.setattr(sys, "argv", [str(program), *arguments])
+        patch.setattr(sys, "argv", [str(EXAMPLES / program), *arguments])
         patch.setattr(sys, "path", [*sys.path])
         try:
-            runpy.run_path(str(program), run_name="__main__")
+            runpy.run_path(sys.argv[0], run_name="__main__")
         except SystemExit as end:
             if end.code:
                 raise AssertionError(end.code) from end
@@ -47,14 +46,12 @@ def run_here(program, *arguments):
             torch.set_rng_state(generator)
 
 
-@pytest.mark.parametrize(
-    "program", [p for p in PROGRAMS if p.stem not in RUN_ELSEWHERE], ids=lambda path: path.stem
-)
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_smoke_run(program, capsys):
     """``--smoke`` does a little of everything that the long run does. In this process: nothing in
     the programs' short form would show more in one of its own, which takes seconds to import
     torch."""
-    run_here(program, "--smoke")
+    run_here(f"{program}.py", "--smoke")
     assert capsys.readouterr().out
 
 
@@ -67,7 +64,7 @@ def test_images_are_loaded_in_processes():
 def test_benchmark_numpy_writes_a_table_for_the_plot(tmp_path, capsys):
     """A line for each combination that it prints, and for each figure of it; it is drawn."""
     table = tmp_path / "numpy.csv"
-    run_here(EXAMPLES / "benchmark_numpy.py", "--smoke", "--csv", str(table))
+    run_here("benchmark_numpy.py", "--smoke", "--csv", str(table))
     printed = capsys.readouterr().out
     lines = list(csv.DictReader(table.read_text().splitlines()))
     rows = {(line["format"], line["loader"], line["num_workers"], line["pool"]) for line in lines}
@@ -75,7 +72,7 @@ def test_benchmark_numpy_writes_a_table_for_the_plot(tmp_path, capsys):
     for saved_as, library, count, pool in rows:
         assert f"\n{saved_as}, {library}, {count} {pool}  " in printed
     assert all(float(line["mean"]) > 0 and line["num_repeats"] == "1" for line in lines)
-    run_here(EXAMPLES / "benchmark_numpy_plot.py", str(table))
+    run_here("benchmark_numpy_plot.py", str(table))
     assert table.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -124,7 +121,6 @@ def test_fine_tuning_goes_on_where_it_was_saved(tmp_path):
     assert saved["loader"]["finished"]
 
 
-PROGRAM = EXAMPLES / "image_dataloading.py"
 NUM_IMAGES = 23
 LAPS = 60_000
 
@@ -156,7 +152,8 @@ def start(*arguments):
     starts; here they are forked.
     """
     options = ["--device", "cpu", "--num-threads", 1, "--width", 16, "--height", 16]
-    return warm.start([PROGRAM, *options, *arguments], start_new_session=True, forks=True)
+    command = [EXAMPLES / "image_dataloading.py", *options, *arguments]
+    return warm.start(command, start_new_session=True, forks=True)
 
 
 def frames_and_batches(printed, who="all, whole run"):

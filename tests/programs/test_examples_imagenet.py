@@ -60,24 +60,14 @@ def run_here(data, output, *more):
     classification.main(arguments(data, output, *more))
 
 
-def run(program, *more):
-    """Run a program in a process of its own; what it printed."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = warm.run([EXAMPLES / program, *more], env=environment)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def run_two_ranks(program, *more):
-    """The same, as torchrun starts two; what the first printed."""
-    with torchrun.environments(2) as each, ExitStack() as stack:
-        environments = [{**os.environ, "OMP_NUM_THREADS": "1", **rank} for rank in each]
-        ranks = [
-            stack.enter_context(warm.start([EXAMPLES / program, *more], env=env))
-            for env in environments
-        ]
-        outputs = [rank.communicate(timeout=50) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], outputs
+def run(program, *more, ranks=({},)):
+    """Run a program in a process of its own, or one for each rank; what the first printed."""
+    with ExitStack() as stack:
+        environments = [{**os.environ, "OMP_NUM_THREADS": "1", **rank} for rank in ranks]
+        started = [warm.start([EXAMPLES / program, *more], env=each) for each in environments]
+        processes = [stack.enter_context(each) for each in started]
+        outputs = [process.communicate(timeout=50) for process in processes]
+    assert not any(process.returncode for process in processes), outputs
     return outputs[0][0]
 
 
@@ -91,7 +81,8 @@ def test_ranks_count_every_validation_image_once_when_shards_are_uneven(
 ):
     """Two ranks report what one process finds for the checkpoint that they saved."""
     given = arguments(photographs, tmp_path, "--lr", 0.001)
-    printed = run_two_ranks("imagenet_classification.py", *given)
+    with torchrun.environments(2) as ranks:
+        printed = run("imagenet_classification.py", *given, ranks=ranks)
     assert "2 rank(s)" in printed
     run_here(photographs, tmp_path, "--eval-only", "--weights", tmp_path / "last.pt")
     alone = validation_of(capsys.readouterr().out)

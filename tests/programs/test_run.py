@@ -285,9 +285,9 @@ def start_cold(folder, *words):
     return subprocess.Popen([sys.executable, *words], **options, **pipes)
 
 
-def start(folder, *words, **environment):
-    """One that has torch imported from the start, and so have its children."""
-    options = {"cwd": folder, "start_new_session": True, "forks": True}
+def start(folder, *words, forks=True, **environment):
+    """One that has torch imported from the start, and so have its children if they are forks."""
+    options = {"cwd": folder, "start_new_session": True, "forks": forks}
     return warm.start(words, env={**os.environ, **environment}, **options)
 
 
@@ -369,7 +369,7 @@ def test_children_load_with_ours_and_report_once(folder):
     """Whether they are spawned, forked or a server's; a fork reports only on loaders of its own.
     The file has the figures of all, and each has its page."""
     words = *UNDER_RUN, "--record", "run.db", "--html", "page.html", "children.py"
-    under_run = start_cold(folder, *words)  # so that its children are, too
+    under_run = start(folder, *words, forks=False)  # its children import torch when they need it
     status, _, err = compared(start(folder, "children.py"), under_run)
     assert status == 0
     assert sites(err) == [*["children.py:11"] * 3, "children.py:15"]

@@ -11,9 +11,11 @@ import ast
 import importlib
 import inspect
 import json
+import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -62,33 +64,21 @@ CALLABLES = {
 }
 
 
-class Recorded:
-    """What a recording of two loaders left: metrics, the file, and a report."""
-
-    def __init__(self, folder):
-        self.metrics = set()
-        self.path = folder / "run.db"
-        torch.manual_seed(0)
-        data = MapData(64, dict.fromkeys(range(8, 64, 9), ValueError))
-        loaders = {
-            "inline": spdl_torch.DataLoader(data, 4, on_error="skip"),
-            "workers": spdl_torch.DataLoader(data, 4, num_workers=2, on_error="skip"),
-        }
-
-        def logger(metrics, step):
-            self.metrics.update(metrics)
-
-        with recording(loaders, self.path, logger=logger):
-            for loader in loaders.values():
-                for _ in loader:
-                    pass
-        self.report = loaders["workers"].report()
-
-
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """One recording for all of the file."""
-    return Recorded(tmp_path_factory.mktemp("recorded"))
+    """What a recording of two loaders left: metrics, the file, and a report."""
+    metrics, path = set(), tmp_path_factory.mktemp("recorded") / "run.db"
+    torch.manual_seed(0)
+    data = MapData(64, dict.fromkeys(range(8, 64, 9), ValueError))
+    loaders = {
+        "inline": spdl_torch.DataLoader(data, 4, on_error="skip"),
+        "workers": spdl_torch.DataLoader(data, 4, num_workers=2, on_error="skip"),
+    }
+    with recording(loaders, path, logger=lambda found, step: metrics.update(found)):
+        for loader in loaders.values():
+            for _ in loader:
+                pass
+    return SimpleNamespace(metrics=metrics, path=path, report=loaders["workers"].report())
 
 
 def assert_is(heading, names):
@@ -121,21 +111,16 @@ def test_arguments_are_those_of_the_list(heading):
 
 
 def test_commands_and_options_are_those_of_the_list():
-    """A command's line, and one for each of its options."""
+    """A command's line, and one for each of its long options and positional arguments."""
     kind = argparse._SubParsersAction
     (commands,) = (each for each in _parser()._actions if isinstance(each, kind))
     found = []
     for name, parser in commands.choices.items():
-        found += [name, *(f"{name} {option}" for option in options_of(parser))]
+        found.append(name)
+        for action in parser._actions:
+            names = action.option_strings or [action.dest]
+            found += [f"{name} {each}" for each in names if not re.match("-[a-z]", each)]
     assert_is("commands", found)
-
-
-def options_of(parser):
-    """Long options, and names of positional arguments."""
-    for action in parser._actions:
-        yield from (each for each in action.option_strings if each.startswith("--"))
-        if not action.option_strings:
-            yield action.dest
 
 
 def test_statistics_file_has_the_tables_and_columns_of_the_list(recorded):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from support import early_names
 from support.datasets import Made
-from torch.utils.data import IterableDataset, Sampler, get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 
 from spdl_torch import DataLoader
 from spdl_torch.testing import assert_reproducible
@@ -92,19 +92,14 @@ def test_iterable_is_compared_with_another_run_of_as_many_workers():
         check(lambda: Divided(early_names.random))
 
 
-class FromNumpy(Sampler):
-    """An order from numpy's global generator, on the trainer's thread."""
-
-    def __len__(self):
-        return 12
-
-    def __iter__(self):
-        return iter(np.random.permutation(12).tolist())
-
-
 def test_draws_on_the_trainers_thread_pass():
     """A sampler's, where numpy's generator is the trainer's."""
-    check(lambda: Made(int), sampler=FromNumpy())
+
+    class FromNumpy(list):
+        def __iter__(self):
+            return iter(np.random.permutation(len(self)).tolist())
+
+    check(lambda: Made(int), sampler=FromNumpy(range(12)))
 
 
 @dataclass

@@ -57,12 +57,8 @@ def ours(**options):
 def streamed(length=12):
     """The same out of a pipeline, whose stages have names that MLflow would refuse."""
     builder = PipelineBuilder().add_source(range(length)).pipe(float, name="<read>")
-    return PipelineDataset(builder.aggregate(3).pipe(column, name="stack").add_sink())
-
-
-def column(numbers):
-    """A batch of numbers."""
-    return torch.tensor(numbers).unsqueeze(1)
+    builder.aggregate(3).pipe(lambda numbers: torch.tensor(numbers).unsqueeze(1), name="stack")
+    return PipelineDataset(builder.add_sink())
 
 
 def trainer(folder, monitor, **options):
@@ -174,21 +170,15 @@ def test_lightnings_loggers_record_without_a_trainer(tmp_path):
     assert logged(tmp_path, "data/wait_ratio") == [4]
 
 
-class Told(Points):
-    """Has something to say in a report."""
-
-    def loading_remarks(self):
-        return ("few points",)
-
-
 def test_finding_is_logged_every_epoch_and_the_action_when_it_changes(tmp_path, monkeypatch):
     """A line each, the action with what the loader has to say; nothing without being asked."""
-    messages = []
+    messages, dataset = [], Points()
+    dataset.loading_remarks = lambda: ("few points",)
     monkeypatch.setattr("spdl_torch.lightning.rank_zero_info", messages.append)
 
     def fit(monitor, **options):
         runs = trainer(tmp_path, monitor, logger=False, **options)
-        runs.fit(modules.Diary(), DataLoader(Told(), batch_size=3))
+        runs.fit(modules.Diary(), DataLoader(dataset, batch_size=3))
 
     fit(monitors.PipelineStatsMonitor(verdict=False, db_path=tmp_path / "s.db"))
     assert messages == []

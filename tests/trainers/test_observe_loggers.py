@@ -27,13 +27,9 @@ def loader(**options):
 
 def halved():
     """A pipeline that drops every other item; a stage of it has a name that MLflow refuses."""
-    drop = PipelineBuilder().add_source(range(NUM_ITEMS)).pipe(even, name="drop(half)")
-    return PipelineDataset(drop.add_sink())
-
-
-def even(number):
-    """Drop the odd ones."""
-    return None if number % 2 else number
+    builder = PipelineBuilder().add_source(range(NUM_ITEMS))
+    builder.pipe(lambda number: None if number % 2 else number, name="drop(half)")
+    return PipelineDataset(builder.add_sink())
 
 
 class Calls:
@@ -55,11 +51,10 @@ def scalars(folder):
 
     events = EventAccumulator(str(folder))
     events.Reload()
-    found = {
+    return {
         key: [(event.step, event.value) for event in events.Scalars(key)]
         for key in events.Tags()["scalars"]
     }
-    return found
 
 
 def test_tensorboard_and_the_file_get_the_same(tmp_path):

@@ -35,8 +35,10 @@ def mixed(samples):
     return mix(*torch.utils.data.default_collate(samples))
 
 
-def loaders_of_train_py(num_workers):
-    """The loaders of a classification script, by the calls of torchvision's."""
+def run_train_py(num_workers):
+    """Two epochs of training and validation, by the calls of torchvision's script: every batch, as
+    numbers."""
+    torch.manual_seed(0)
     train = pictures(v2.RandomResizedCrop(32), v2.RandomHorizontalFlip(), v2.RandomErasing())
     val = pictures(v2.CenterCrop(32))
     train_sampler, val_sampler = (
@@ -48,13 +50,6 @@ def loaders_of_train_py(num_workers):
         train, sampler=train_sampler, collate_fn=mixed, **options
     )
     val_loader = torch.utils.data.DataLoader(val, sampler=val_sampler, **options)
-    return train_loader, train_sampler, val_loader
-
-
-def run_train_py(num_workers):
-    """Two epochs of training and validation: every batch, as numbers."""
-    torch.manual_seed(0)
-    train_loader, train_sampler, val_loader = loaders_of_train_py(num_workers)
     trained, validated = [], []
     for epoch in range(2):
         train_sampler.set_epoch(epoch)
