@@ -128,8 +128,7 @@ def queues(**methods):
     ],
 )
 def test_what_cannot_work_is_refused_at_build(build, match):
-    """Not in the middle of the run, as a failure of the source; with its class, its stage and what
-    to write."""
+    """Not in the middle of the run; with its class, its stage and what to write."""
     with no_leak(), pytest.raises(TypeError, match=match):
         pipeline_of(range(5), same, name="decode", build=build)
 

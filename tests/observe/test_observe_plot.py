@@ -26,8 +26,7 @@ queue_entry = partial(readings.queue_entry, elapsed=10.0, num_items=100)
 
 def of_pipeline(occupancies, num_intervals=3, start=1000.0, wait=0.9):
     """Entries of a pipeline, 10 s each. A stage works all the time that its queue is empty; the
-    loop waits for that share of the time.
-    """
+    loop waits for that share of the time."""
 
     def report(number):
         end, stages = 10.0 * number, []
@@ -51,16 +50,10 @@ def db_path(tmp_path):
     return write(tmp_path / "s.db", *of_pipeline(SLOW_DECODE))
 
 
-def task_picture(db_path, run_id=None, **options):
-    """The figure that is saved."""
+def picture(db_path, kind="tasks", run_id=None, **options):
+    """The figure that is saved: of tasks, or of queues."""
     with StoredRun.opened(db_path, run_id) as run:
-        return drawn_part(run, **options)["tasks"]
-
-
-def queue_picture(db_path, **options):
-    """The other one."""
-    with StoredRun.opened(db_path) as run:
-        return drawn_part(run, **options)["queues"]
+        return drawn_part(run, **options)[kind]
 
 
 def panel(figure, quantity):
@@ -86,9 +79,8 @@ def sentence(figure):
 
 
 def test_every_stage_has_its_lines_with_units(db_path):
-    """One a panel, three where there are percentiles; the start, the run and the machine are in
-    the title."""
-    tasks, queues = task_picture(db_path), queue_picture(db_path)
+    """One a panel, three where there are percentiles; the title has start, run and machine."""
+    tasks, queues = picture(db_path), picture(db_path, "queues")
     assert {axes.get_ylabel(): len(axes.lines) for axes in (*tasks.axes, *queues.axes)} == {
         "tasks\n(1/s)": 2,
         "failures\n(1/s)": 2,
@@ -120,7 +112,7 @@ def test_failed_interval_has_no_time(tmp_path):
         task_entry(10.0 * end, "0:1:decode", num_failures=failures, ave_time=0.1 * (failures < 10))
         for end, failures in enumerate((0, 3, 10, 0), start=1)
     ]
-    figure = task_picture(write(tmp_path / "s.db", *entries))
+    figure = picture(write(tmp_path / "s.db", *entries))
     assert lines(figure, "failures") == {"0:1:decode mean": [0, 0.3, 1, 0]}
     times = lines(figure, "task time")["0:1:decode mean"]
     assert [math.isnan(value) for value in times] == [False, False, True, False]
@@ -141,23 +133,22 @@ def test_full_collections_are_spans_from_start_to_stop(tmp_path, db_path):
         *collection(2000.0, 2001.0, 2),  # long after the last interval
     ]
     path = write(tmp_path / "gc.db", *of_pipeline(SLOW_DECODE), *events)
-    for figure in (task_picture(path), queue_picture(path)):
+    for figure in (picture(path), picture(path, "queues")):
         for axes in figure.axes:
             (marks,) = [each for each in axes.collections if each.get_zorder() == 0.5]
             spans = [tuple(path.get_extents().intervalx) for path in marks.get_paths()]
             assert spans == [(5, 7), (29, 33)]
             assert axes.get_xlim()[1] < 31, "the axis ends with the run"
         assert "full garbage\ncollection" in legend_texts(figure)
-    none = task_picture(db_path)
+    none = picture(db_path)
     assert legend_texts(none) == ["0:1:read", "0:2:decode\n(bottleneck)", "mean", "p90", "p99"]
 
 
 def test_stage_is_chosen_by_any_of_its_names(db_path, tmp_path):
-    """With its queue; the bottleneck is still looked for among all. The sink has no tasks: there is
-    no picture of them."""
+    """With its queue; the bottleneck is looked for among all. The sink has no picture of tasks."""
     for name in ("decode", "0:2:decode_queue"):
-        tasks = task_picture(db_path, stages=[name])
-        queues = queue_picture(db_path, stages=[name])
+        tasks = picture(db_path, stages=[name])
+        queues = picture(db_path, "queues", stages=[name])
         assert list(lines(tasks, "tasks")) == ["0:2:decode mean"]
         assert list(lines(queues, "throughput")) == ["0:2:decode_queue mean"]
         assert sentence(tasks) == sentence(queues) == report_of_file(db_path).verdict.finding
@@ -167,15 +158,11 @@ def test_stage_is_chosen_by_any_of_its_names(db_path, tmp_path):
 
 @pytest.mark.parametrize(
     ("start", "end", "expected"),
-    [
-        ("+15", "+27", [20]),
-        (1020.0, None, [20, 30]),
-        (None, "+1e1", [10]),
-    ],
+    [("+15", "+27", [20]), (1020.0, None, [20, 30]), (None, "+1e1", [10])],
 )
 def test_time_span_is_in_seconds_since_1970_or_the_start(db_path, start, end, expected):
     """Both bounds are inclusive, and the axis still counts from the run's start."""
-    figure = task_picture(db_path, start_time=start, end_time=end)
+    figure = picture(db_path, start_time=start, end_time=end)
     times = list(figure.axes[0].lines[0].get_xdata())
     assert times[-len(expected) :] == expected
     assert len(times) == max(2, len(expected))
@@ -187,9 +174,9 @@ def test_last_run_with_stats_is_drawn_by_default(tmp_path):
     for number, label in enumerate(("first", "second")):
         write(path, task_entry(1000.0 + 100 * number, f"0:1:{label}"))
     write(path, EventLogEntry(1.0, "mine"))
-    assert list(lines(task_picture(path), "tasks")) == ["0:1:second mean"]
-    assert "run 2 of 3" in task_picture(path).get_suptitle()
-    assert list(lines(task_picture(path, run_id=1), "tasks")) == ["0:1:first mean"]
+    assert list(lines(picture(path), "tasks")) == ["0:1:second mean"]
+    assert "run 2 of 3" in picture(path).get_suptitle()
+    assert list(lines(picture(path, run_id=1), "tasks")) == ["0:1:first mean"]
 
 
 @pytest.mark.parametrize(
@@ -203,17 +190,13 @@ def test_last_run_with_stats_is_drawn_by_default(tmp_path):
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
 def test_nothing_to_draw_is_an_error_that_says_what_there_is(db_path, tmp_path, options, message):
-    """And no folder is made."""
+    """And no folder is made. Events alone make no picture."""
     with pytest.raises(ValueError, match=message):
         plot_stats(db_path, tmp_path / "out", **options)
-    assert not (tmp_path / "out").exists()
-
-
-def test_events_alone_make_no_picture(tmp_path):
-    """The error says what is missing."""
     path = write(tmp_path / "events.db", EventLogEntry(1.0, "mine"))
     with pytest.raises(ValueError, match=r"events.db: no figures of a stage or a queue were logge"):
-        task_picture(path)
+        plot_stats(path, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
 
 
 def pointed_at(figure):
@@ -227,19 +210,19 @@ def test_bottleneck_is_of_the_time_that_is_shown(tmp_path, db_path):
     entries = of_pipeline(SLOW_DECODE, num_intervals=1)
     entries += of_pipeline(SLOW_DECODE, num_intervals=1, start=2000.0, wait=0.01)
     path = write(tmp_path / "two.db", *entries)
-    assert pointed_at(queue_picture(path, end_time=1500)) == ["0:2:decode_queue\n(bottleneck)"]
-    later = queue_picture(path, start_time=1500)
+    assert pointed_at(picture(path, "queues", end_time=1500)) == ["0:2:decode_queue\n(bottleneck)"]
+    later = picture(path, "queues", start_time=1500)
     assert "not input-bound" in sentence(later)
     assert pointed_at(later) == []
     path = write(tmp_path / "hooks.db", task_entry(busy_time=9.0), queue_entry())
-    assert pointed_at(queue_picture(path)) == []
+    assert pointed_at(picture(path, "queues")) == []
 
 
 def test_name_is_shown_as_it_is(tmp_path):
     """No formula, and nothing left out."""
     labels = ["_private", "price $1 to $2", "<lambda>"]
     entries = [task_entry(10.0, f"0:{place}:{label}") for place, label in enumerate(labels)]
-    figure = task_picture(write(tmp_path / "s.db", *entries))
+    figure = picture(write(tmp_path / "s.db", *entries))
     shown = figure.legends[0].get_texts()[:3]
     assert [text.get_text().partition(":")[2].partition(":")[2] for text in shown] == labels
     figure.draw_without_rendering()

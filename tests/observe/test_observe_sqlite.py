@@ -67,10 +67,7 @@ def test_shutdown_writes_what_is_left(tmp_path):
 
 @pytest.mark.parametrize(
     ("end", "code", "first"),
-    [
-        ("", 0, "pipeline"),
-        ("os.kill(os.getpid(), signal.SIGINT)", -signal.SIGINT, "writer"),
-    ],
+    [("", 0, "pipeline"), ("os.kill(os.getpid(), signal.SIGINT)", -signal.SIGINT, "writer")],
     ids=["exit", "Ctrl-C"],
 )
 def test_last_figures_are_in_the_file_when_the_process_just_ends(tmp_path, end, code, first):
@@ -347,8 +344,7 @@ def test_file_that_is_locked_is_not_called_damaged(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("version", [0, 99])
 def test_file_is_refused_when_it_is_not_ours(tmp_path, version):
-    """Another program's, before anything is changed, or a later release's; for reading and for
-    writing."""
+    """Another program's, before anything is changed, or a later release's; read or written."""
     path = tmp_path / "s.db"
     if version:
         write(path, task_entry())

@@ -134,7 +134,8 @@ def ways_of(trace):
 
 def test_turn_becomes_three_slices():
     """Waiting, work with its part, waiting; times are of the system's clock, to 1/8 us, and CPU
-    time; the consumer steps."""
+    time; the consumer steps. A queue's length is read when a turn is done, on both sides of it, and
+    equal readings in a row are one."""
     trace = trace_of(small_timeline())
     rows = {name: key for key, name in names_of_rows(trace).items()}
     assert list(rows) == ["source", "decode[0]", "decode[1]", "consumer"]
@@ -154,11 +155,6 @@ def test_turn_becomes_three_slices():
     assert steps[1]["args"]["batch"] == 0
     (failure,) = events_of(trace, "i")
     assert failure["args"] == {"where": "x.jpg", "share": "nan"}, "what JSON has not is a text"
-
-
-def test_counter_follows_a_queue_when_its_length_changes():
-    """Read when a turn is done, on both sides of it; equal readings in a row are one."""
-    trace = trace_of(small_timeline())
     origin = CLOCK.system(0) - trace["baseTimeNanoseconds"]
     seen = {}
     for event in events_of(trace, "C"):
@@ -379,8 +375,7 @@ def test_merge_with_torch_lays_both_on_one_clock(tmp_path):
 
 
 def test_merge_with_a_trace_that_counts_from_1970(tmp_path):
-    """As those of old releases of torch: neighbours still meet, and all slices are there, with ids
-    that nothing else has."""
+    """As those of old torch: neighbours meet, and all slices are there, with ids of their own."""
     ours = profile_with(small_timeline()).write_trace(tmp_path / "ours.json")
     event = {"ph": "X", "name": "theirs", "pid": 2**30, "tid": 2**30 + 1, "ts": 0, "dur": 1}
     (tmp_path / "torch.json").write_text(json.dumps({"traceEvents": [event]}))

@@ -31,8 +31,7 @@ ORDERS = ["completion", "input"]
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(("concurrency", "in_pool"), [(1, 0), (2, 0), (4, 0), (2, 8)])
 def test_exactly_concurrency_calls_run_at_once(concurrency, in_pool, order):
-    """With items in plenty, `concurrency` calls run and never one more, ordered or not; also on an
-    executor of more threads."""
+    """With items in plenty, never one more, ordered or not; also on an executor of more threads."""
     op, source = GatedOp(), CountingSource(40)
     with ThreadPoolExecutor(in_pool or 1) as pool:
         executor = pool if in_pool else None

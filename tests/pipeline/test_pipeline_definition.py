@@ -161,13 +161,6 @@ def test_items_of_any_source_are_passed_on(source, op, expected):
     assert list(pipeline_of(source, *ops, output_order="input", concurrency=3)) == expected
 
 
-def build():
-    builder, options = PipelineBuilder(), {"concurrency": 4, "output_order": "input"}
-    builder.add_source([1, 2, 3]).pipe(functools.partial(add, 1), name="add one", **options)
-    builder.pipe(spread, max_failures=Fraction(1, 5), buffer_size=7)
-    return builder.aggregate(2, drop_last=True).disaggregate().add_sink(5)
-
-
 def test_names_come_from_the_op():
     """The function's name, the object's class, the partial's function, or what the user says."""
     ops = [same, Called(), functools.partial(add, 1), Called().method, [1], Called().__call__]
@@ -179,9 +172,14 @@ def test_names_come_from_the_op():
     assert names == ["same", "Called", "add", "method", "list", "Called", "mine"]
 
 
-def test_definition_prints_one_line_a_stage():
-    """Names, bounds and where each op is written."""
-    lines = str(build().get_config()).splitlines()
+def test_definition_prints_one_line_a_stage_and_can_be_sent():
+    """Names, bounds and where each op is written. It is frozen, can be sent to another process, and
+    be run there as often as one likes."""
+    builder, options = PipelineBuilder(), {"concurrency": 4, "output_order": "input"}
+    builder.add_source([1, 2, 3]).pipe(functools.partial(add, 1), name="add one", **options)
+    builder.pipe(spread, max_failures=Fraction(1, 5), buffer_size=7)
+    spec = builder.aggregate(2, drop_last=True).disaggregate().add_sink(5).get_config()
+    lines = str(spec).splitlines()
     places = [f"test_pipeline_definition.py:{op.__code__.co_firstlineno}" for op in (add, spread)]
     assert lines[:4] == [
         "PipelineSpec:",
@@ -192,11 +190,6 @@ def test_definition_prints_one_line_a_stage():
     assert lines[4].endswith("(n=2, drop_last=True)")
     assert lines[5].startswith("  disaggregate(")
     assert lines[6] == "  sink(buffer_size=5)"
-
-
-def test_definition_is_frozen_and_pickles():
-    """It can be sent to another process and there be run, as often as one likes."""
-    spec = build().get_config()
     with pytest.raises(FrozenInstanceError, match="cannot assign"):
         spec.sink = None
     copy = pickle.loads(pickle.dumps(spec))

@@ -36,8 +36,7 @@ pytestmark = pytest.mark.usefixtures("quiet")
 
 class Epochs:
     """Gives ``sizes[n]`` items, distinct from those of all other epochs, in epoch ``n``; in each
-    epoch after those as many as in the last.
-    """
+    epoch after those as many as in the last."""
 
     def __init__(self, *sizes):
         self.sizes = sizes
@@ -300,8 +299,7 @@ def test_ends_of_epochs_are_no_items():
     [(2, {0}, "max_failures is 2"), (None, {0, 1, 2}, r"max_failures is 0\.1 of all")],
 )
 def test_budget_counts_over_all_epochs(limit, bad, message):
-    """A stage that fails too often ends the run in the epoch in which that shows, by a share from
-    its 100th task on."""
+    """A run ends in the epoch in which that shows, by a share from a stage's 100th task on."""
 
     def fail(item):
         if item % 1000 in bad:

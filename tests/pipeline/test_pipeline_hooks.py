@@ -372,8 +372,7 @@ def test_task_hook_overridden_around_the_base_still_counts(op, asynchronous):
 
 @pytest.mark.parametrize("kind", ["function", "failing", "generator", "executor"])
 def test_task_time_is_taken_inside_the_worker_when_threads_are_few(clock, kind):
-    """Eight workers share one thread, also of an executor: each task shows its own 100 ns, not its
-    wait (D3)."""
+    """Eight workers share one, also of an executor: a task shows its 100 ns, not its wait (D3)."""
 
     def op(item):
         clock.advance(100, cpu_ns=30)

@@ -56,8 +56,7 @@ def measured(loading, training):
 
 
 def test_table_has_medians_spread_and_ratios(photographs, monkeypatch, capsys):
-    """Of the other columns over the first, 100 columns at most. Each second round goes the other
-    way round."""
+    """Of the others over the first, 100 columns at most. Each second round goes the other way."""
     same, twice = (600.0, 640.0), (1200.0, 1280.0)
     rates = iter([same[0], same[0], twice[0], twice[1], same[1], same[1]])
 
@@ -106,8 +105,7 @@ def test_verdict(ours, found):
     ],
 )
 def test_bad_data_is_one_line_and_status_2(tmp_path, capsys, names, message):
-    """What was expected, what torchvision found and what to do; no traceback for the caller's
-    mistake."""
+    """What was expected, what torchvision found and what to do; no traceback."""
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()

@@ -48,9 +48,8 @@ def run_here(program, *arguments):
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_smoke_run(program, capsys):
-    """``--smoke`` does a little of everything that the long run does. In this process: nothing in
-    the programs' short form would show more in one of its own, which takes seconds to import
-    torch."""
+    """``--smoke`` does a little of everything that the long run does. In this process: one of its
+    own, which takes seconds to import torch, would show nothing more."""
     run_here(f"{program}.py", "--smoke")
     assert capsys.readouterr().out
 
@@ -148,9 +147,7 @@ def endless(images, tmp_path_factory):
 
 
 def start(*arguments):
-    """The running program, alone in its process group. Its smoke run has workers that Python
-    starts; here they are forked.
-    """
+    """The running program, alone in its process group; its workers are forked."""
     options = ["--device", "cpu", "--num-threads", 1, "--width", 16, "--height", 16]
     command = [EXAMPLES / "image_dataloading.py", *options, *arguments]
     return warm.start(command, start_new_session=True, forks=True)

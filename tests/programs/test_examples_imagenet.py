@@ -48,8 +48,7 @@ def intra_op_threads():
 
 
 def arguments(data, output, *more):
-    """A run of one short epoch of a small model, on the CPU, where figures are the same every
-    time."""
+    """One short epoch of a small model, on the CPU, where figures are the same every time."""
     own = ["--smoke", "--data", data, "--output", output, "--epochs", 1, "--image-size", 32]
     small = ["--model", "shufflenet_v2_x0_5", "--device", "cpu"]
     return [str(argument) for argument in (*own, *small, *more)]

@@ -43,8 +43,7 @@ def test_the_kept_batches_come_over_and_over(make):
 
 @pytest.mark.parametrize("make", [loader_of, dataset_of])
 def test_the_report_tells_how_much_longer_steps_take(make):
-    """The median step of the epoch over the median step with kept batches; what else it says
-    stays."""
+    """The median step of the epoch over that with kept batches; what else it says stays."""
     loader = make()
     for _ in loader.headspace(2, num_steps=7):
         busy_for(0.5)

@@ -124,8 +124,7 @@ def test_import_goes_down_the_house():
 
 
 def test_rooms_of_a_layer_do_not_import_each_other():
-    """Its folders, and the files beside them, have an order in which each uses those before it,
-    but for types."""
+    """Its folders and files have an order in which each uses those before it, but for types."""
     inside = [i for i in all_imports() if layer_of(i.importer) == layer_of(i.imported) != "facade"]
     used = [i for i in inside if not i.is_free and room_of(i.importer) != room_of(i.imported)]
     assert_ordered(used, room_of)
@@ -172,9 +171,7 @@ LATER = ("lightning", "matplotlib", "av", "spdl_torch.spdl")
 
 
 @pytest.mark.parametrize(
-    ("statements", "unwanted"),
-    [(LIGHT, HEAVY), (WITH_TORCH, LATER)],
-    ids=["light", "with torch"],
+    ("statements", "unwanted"), [(LIGHT, HEAVY), (WITH_TORCH, LATER)], ids=["light", "with torch"]
 )
 def test_import_loads_nothing_heavy(statements, unwanted):
     """Importing is quick and quiet: no large package that is not needed, not a word printed. Nor

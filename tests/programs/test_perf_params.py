@@ -2,7 +2,7 @@
 
 import random
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import make_dataclass
 from functools import partial
 from pathlib import Path
 
@@ -152,12 +152,6 @@ class ZerosStream(IterableDataset):
         return iter([torch.zeros(n, dtype=torch.uint8) for n in range(1000)])
 
 
-@dataclass
-class Pair:
-    first: object
-    second: object
-
-
 @pytest.mark.parametrize(
     ("target", "nbytes"),
     [
@@ -165,7 +159,7 @@ class Pair:
         *(([memoryview(b"12345")], 5), (["label"], 5), ([7], 8), ([np.zeros((3, 4))], 96)),
         ([torch.zeros(3, 4, dtype=torch.int16)], 24),
         ([(torch.zeros(2), {"a": [b"123", 1.5, []], "b": None})], 19),
-        ([Pair({b"12", b"345"}, torch.zeros(2))], 13),
+        ([make_dataclass("Pair", ["a", "b"])({b"12", b"345"}, torch.zeros(2))], 13),
     ],
 )
 def test_element_is_measured_on_samples(target, nbytes, estimate):
@@ -223,21 +217,18 @@ def test_argument_is_refused_when_it_cannot_be_meant(make, message):
 
 @pytest.mark.parametrize("loader_class", [DataLoader, TorchDataLoader])
 def test_loader_is_asked_for_its_dataset_and_its_batch_size(loader_class, estimate):
-    """Or for its batch sampler's: the loader itself says None then. What is given counts."""
+    """Or for its batch sampler's: the loader itself says None then. What is given counts. Options
+    are what torch takes: it refuses a prefetch_factor without workers."""
     dataset = [torch.full((3,), n) for n in range(20)]
     params, text = estimate(loader_class(dataset, batch_size=4), num_cores=2)
     assert "24 an element" in text
     assert params.loader_options() == {"num_workers": 2, "prefetch_factor": 2}
+    alone = PerfParams.manual(num_workers=0, prefetch_factor=4)
+    assert alone.loader_options() == {"num_workers": 0}
     sampler = torch.utils.data.BatchSampler(range(20), batch_size=5, drop_last=False)
     for options, expected in (({}, 5), ({"batch_size": 7}, 7)):
         _, text = estimate(loader_class(dataset, batch_sampler=sampler), num_cores=2, **options)
         assert f"{24 * expected * 7:,} of" in text
-
-
-def test_loader_options_are_what_torch_takes():
-    """It refuses a prefetch_factor without workers."""
-    options = PerfParams.manual(num_workers=0, prefetch_factor=4).loader_options()
-    assert options == {"num_workers": 0}
 
 
 def applied(concurrency):

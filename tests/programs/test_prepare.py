@@ -58,8 +58,7 @@ SMALL = "--shard-samples", 4
 
 
 def prepared(source, out, *options):
-    """The folder, once the command has written it: with shards of four samples, if nothing else is
-    said."""
+    """The folder, once the command has written it; by default with shards of four samples."""
     status, _, log = prepare(source, out, *(options or SMALL))
     assert status == 0, log
     return out

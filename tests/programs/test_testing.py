@@ -143,8 +143,7 @@ class Epochs:
 
 
 def test_number_of_batches_and_later_epochs_are_compared_too():
-    """A loader that loses a batch is not reproducible; with one number of workers there is nothing
-    to compare."""
+    """A loader that loses a batch is not reproducible; one number of workers has no other."""
     with differs("epoch 0 has 1 batches in place of 2"):
         compare([1, 2], [1])
     with differs("epoch 1, batch 0 differs.*: 3 in place of 2"):

@@ -39,8 +39,7 @@ def check(idiom, **options):
     ],
 )
 def test_what_threads_share_is_named(name, shared, tmp_path):
-    """The attribute where there is a copy of it to compare, the batch that differs, and what to
-    do."""
+    """The attribute, if a copy of it can be compared, the batch that differs, and what to do."""
     match = (
         r"(?s)4 threads must give the samples that processes give, but in round \d batch \d+ "
         rf"(differs|raised).*{shared}.*; or leave isolation out"

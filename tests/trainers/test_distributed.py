@@ -25,18 +25,18 @@ PATIENCE_SECONDS = 100  # how long a hang takes to fail; the machine may be busy
 pytestmark = pytest.mark.timeout(2 * PATIENCE_SECONDS + 20)
 
 
-def run(*command, preload=(), **environment):
-    """Run a program with all the processes that it starts; end all of them if it hangs."""
-    run_together([(command, environment)], preload)
+def run(*command, preload=(), ranks=({},)):
+    """Run a program once in each of these environments; end all its processes if one hangs."""
 
+    def end_all_of(program):
+        if program.returncode is None:
+            os.killpg(program.pid, signal.SIGKILL)
 
-def run_together(commands, preload=()):
-    """Run several."""
+    options = {"stderr": STDOUT, "start_new_session": True, "preload": preload}
     with ExitStack() as stack:
         programs = []
-        for command, environment in commands:
-            environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-            options = {"stderr": STDOUT, "start_new_session": True, "preload": preload}
+        for rank in ranks:
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", **rank}
             program = stack.enter_context(warm.start(command, env=environment, **options))
             programs.append(program)
             stack.callback(end_all_of, program)
@@ -45,16 +45,10 @@ def run_together(commands, preload=()):
         assert program.returncode == 0, text
 
 
-def end_all_of(program):
-    """The processes that a program has started, if it hangs."""
-    if program.returncode is None:
-        os.killpg(program.pid, signal.SIGKILL)
-
-
 def run_ranks(world, *command, preload=()):
     """Run ranks that find what torchrun gives them, without it: it has a test of its own."""
-    with torchrun.environments(world) as each:
-        run_together([(command, environment) for environment in each], preload)
+    with torchrun.environments(world) as ranks:
+        run(*command, preload=preload, ranks=ranks)
 
 
 def seen_by_ranks(folder, world):
@@ -103,7 +97,7 @@ def test_training_goes_on_when_a_rank_was_killed(tmp_path):
     run_ranks(4, PROGRAM, "train", tmp_path, 2, -1)
     # Restarted ranks of torch 2.15 may meet the addresses of those before them in a store that
     # torchrun shares with them, and then fail or wait for ever.
-    run(PROGRAM, "torchrun", tmp_path, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+    run(PROGRAM, "torchrun", tmp_path, ranks=[{"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}])
     assert seen_by_ranks(tmp_path, 2) == ["done", "done"]
     assert {path.stem for path in tmp_path.glob("*.log")} == {
         *(f"4-0-{rank}" for rank in range(4)),
@@ -115,15 +109,11 @@ def test_training_goes_on_when_a_rank_was_killed(tmp_path):
             step, batch = json.loads(line)
             steps.setdefault(step, []).append(batch)
     assert [len(batches) for _, batches in sorted(steps.items())] == [4, 4] + [2] * 10
-    trained = [index for _, batches in sorted(steps.items()) for index in in_turns(batches)]
+    turns = [turn for _, batches in sorted(steps.items()) for turn in zip(*batches, strict=True)]
+    trained = indices_of(turns)  # each a stretch of the order of which the ranks have a batch each
     length = NUM_STEPS * GLOBAL_BATCH + 3
     whole = [order_of(length, epoch)[: NUM_STEPS * GLOBAL_BATCH] for epoch in range(NUM_EPOCHS)]
     assert trained == whole[0] + whole[1]
-
-
-def in_turns(batches):
-    """The stretch of the order of which the ranks have a batch each."""
-    return [*itertools.chain(*zip(*batches, strict=True))]
 
 
 TRAINERS = {  # what the ranks import, and how many samples they have
@@ -145,7 +135,8 @@ def seen_under(tmp_path_factory):
         folder = tmp_path_factory.mktemp(trainer)
         if trainer in ("lightning", "ray"):
             preload = ["lightning"] if trainer == "lightning" else []
-            run(PROGRAM, trainer, folder, preload=preload, RAY_USAGE_STATS_ENABLED="0")
+            quiet = {"RAY_USAGE_STATS_ENABLED": "0"}
+            run(PROGRAM, trainer, folder, preload=preload, ranks=[quiet])
         else:
             run_ranks(2, PROGRAM, trainer, folder, preload=[library])
         return seen_by_ranks(folder, 2)
@@ -188,8 +179,7 @@ def test_lightning_ranks_share_one_cache_in_memory(seen_under):
 
 
 def test_each_sample_is_evaluated_once(seen_under):
-    """Our sampler in validation and prediction, Lightning's own in prediction; Accelerate knows
-    what it padded."""
+    """By our sampler, in prediction by Lightning's own; Accelerate knows what it padded."""
     ranks = seen_under("lightning")
     assert together(ranks, "validation 0") == [*range(NUM_SAMPLES)]
     for number in (0, 1):

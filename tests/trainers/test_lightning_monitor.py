@@ -170,15 +170,21 @@ def test_lightnings_loggers_record_without_a_trainer(tmp_path):
     assert logged(tmp_path, "data/wait_ratio") == [4]
 
 
+class Told(Points):
+    """Has something to say in a report."""
+
+    def loading_remarks(self):
+        return ("few points",)
+
+
 def test_finding_is_logged_every_epoch_and_the_action_when_it_changes(tmp_path, monkeypatch):
     """A line each, the action with what the loader has to say; nothing without being asked."""
-    messages, dataset = [], Points()
-    dataset.loading_remarks = lambda: ("few points",)
+    messages = []
     monkeypatch.setattr("spdl_torch.lightning.rank_zero_info", messages.append)
 
     def fit(monitor, **options):
         runs = trainer(tmp_path, monitor, logger=False, **options)
-        runs.fit(modules.Diary(), DataLoader(dataset, batch_size=3))
+        runs.fit(modules.Diary(), DataLoader(Told(), batch_size=3))
 
     fit(monitors.PipelineStatsMonitor(verdict=False, db_path=tmp_path / "s.db"))
     assert messages == []
@@ -285,8 +291,7 @@ COUNTED = {
     ("kind", "every"), [("workers", 1), ("workers", 0), *((kind, 3) for kind in COUNTED)], ids=str
 )
 def test_file_and_windows_have_what_was_loaded(tmp_path, kind, every):
-    """To the item, of training and of validation, however often figures are logged; the sanity
-    check is left out."""
+    """To the item, however often figures are logged; the sanity check is left out."""
     make, interval = COUNTED[kind]
     monitor = monitors.PipelineStatsMonitor(db_path=tmp_path / "s.db")
     runs = trainer(tmp_path, monitor, log_every_n_steps=every, val_check_interval=interval)
@@ -349,8 +354,7 @@ def test_file_is_complete_when_training_fails(tmp_path, error):
 @pytest.mark.parametrize("at", [3, 4])
 def test_steps_go_on_when_training_is_resumed(tmp_path, at):
     """From the middle and from the end of an epoch: none twice, none left out, a second run in the
-    file, and a checkpoint of tensors alone.
-    """
+    file, and a checkpoint of tensors alone."""
     path, checkpoint = tmp_path / "s.db", None
     for part, options in (("a", {"max_steps": at}), ("b", {})):
         saving = callbacks.ModelCheckpoint(tmp_path / "ckpt", every_n_train_steps=at, save_top_k=-1)

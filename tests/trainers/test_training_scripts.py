@@ -36,8 +36,7 @@ def mixed(samples):
 
 
 def run_train_py(num_workers):
-    """Two epochs of training and validation, by the calls of torchvision's script: every batch, as
-    numbers."""
+    """Every batch of two epochs by the calls of torchvision's script, as numbers."""
     torch.manual_seed(0)
     train = pictures(v2.RandomResizedCrop(32), v2.RandomHorizontalFlip(), v2.RandomErasing())
     val = pictures(v2.CenterCrop(32))
@@ -86,8 +85,7 @@ def by_timm(timm_data, num_workers, **options):
 def test_timms_evaluation_is_what_it_is_with_torchs_loader(
     timm_data, changed, monkeypatch, use_prefetcher
 ):
-    """To the bit, with timm's own transforms and collate functions, and with its prefetcher around
-    our loader."""
+    """To the bit, with timm's own transforms and collate functions, also with its prefetcher."""
     ours = by_timm(timm_data, 2, use_prefetcher=use_prefetcher)
     assert type(ours.loader if use_prefetcher else ours) is spdl_torch.DataLoader
     monkeypatch.setattr(torch.utils.data, "DataLoader", TorchDataLoader)
