@@ -67,8 +67,7 @@ def test_queue_class_is_called_as_spdl_calls_it(queue_class, interval, expected)
     p = pipeline_of(range(5), same, sink=7, build=build)
     assert [q.interval for q in run_of(p).queues] == [expected] * 3
     assert run_of(p).queues[-1].capacity == 7
-    with p.auto_stop():
-        assert list(p) == list(range(5))
+    assert list(p) == list(range(5))
     if expected == 59 and interval is None:  # SPDL's example, its figures complete
         buffer = queue_class.keywords["buffer"]
         entries = dict(buffer.get_nowait() for _ in range(buffer.qsize()))
@@ -100,8 +99,7 @@ def test_stage_hook_of_a_queue_class_is_entered(asynchronous):
                 note(self, "leave")
 
     build = {"queue_class": Asynchronous if asynchronous else Plain}
-    with pipeline_of(range(5), same, build=build).auto_stop() as p:
-        list(p)
+    list(pipeline_of(range(5), same, build=build))
     names = ["src", "same", "sink"]
     assert log[:3] == [("enter", n, 0) for n in names]
     assert sorted(log[3:]) == sorted(("leave", n, 5) for n in names)
@@ -143,8 +141,7 @@ def test_what_cannot_work_is_refused_at_build(build, match):
 def test_minus_one_is_no_limit(stage, build):
     """SPDL's default, of a pipeline or of one stage; here none is 10 %, which loses no data."""
     p = pipeline_of(range(200), fail, **stage, build=build)
-    with p.auto_stop():
-        assert list(p) == []
+    assert list(p) == []
     assert p.snapshot().stages[0].tasks.num_failures == 200
     for none in ({}, {"max_failures": None}):
         with pytest.raises(PipelineFailure, match=r"max_failures is 0\.1 of all"):
@@ -205,7 +202,6 @@ def test_pipeline_reports_and_profiles_itself():
     for ask in (p.report, p.profile):
         with pytest.raises(RuntimeError, match="no figures, nothing was loaded yet"):
             ask()
-    with p.auto_stop():
-        list(p)
+    list(p)
     assert "decode" in str(p.report())
     assert p.profile().statistics()["decode"]["num_tasks"] == 50

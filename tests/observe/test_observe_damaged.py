@@ -203,8 +203,7 @@ def test_name_of_a_stage_is_one_printable_line(caplog):
     """In the pipeline's repr, its statistics and the log, wherever the name came from."""
     builder = PipelineBuilder().add_source([1, 0]).pipe(lambda n: 1 // n, name=HOSTILE)
     pipeline = builder.add_sink().build(max_failures=1)
-    with pipeline.auto_stop():
-        assert list(pipeline) == [1]
+    assert list(pipeline) == [1]
     assert_harmless(caplog.text)
     assert r"de\x1b]0;" in caplog.text
     assert_harmless(repr(pipeline))

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import threading
 from collections import Counter
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -98,22 +99,14 @@ def trace(tmp_path):
 def told_by_perfetto(trace, folder):
     """What the page's trace processor answers."""
     told = queue.SimpleQueue()
+    site = shutil.copytree(PAGE, folder / "site", copy_function=os.symlink)
+    (site / "trace.json.gz").symlink_to(trace)
+    page = (site / "index.html").read_text("utf-8")
+    (site / "index.html").unlink()  # of a link
+    script = f"<script>{ASK % json.dumps(QUERIES)}</script>"
+    (site / "index.html").write_text(page + script, encoding="utf-8")
 
     class Page(http.server.SimpleHTTPRequestHandler):
-        def translate_path(self, path):
-            path = path.partition("?")[0]
-            return str(trace) if path == "/trace.json.gz" else f"{PAGE}{path}"
-
-        def do_GET(self):
-            if self.path != "/":
-                return super().do_GET()
-            script = ASK % json.dumps(QUERIES)
-            page = f"{PAGE.joinpath('index.html').read_text('utf-8')}<script>{script}</script>"
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html; charset=utf-8")
-            self.end_headers()
-            self.wfile.write(page.encode())
-
         def do_POST(self):
             told.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
             self.send_response(204)
@@ -122,11 +115,12 @@ def told_by_perfetto(trace, folder):
         def log_message(self, *_):
             pass
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+    handler = partial(Page, directory=site)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         here = f"http://127.0.0.1:{server.server_port}"
         # Behind the tests beside this one: a page that hangs computes for ever on all cores.
-        program = ["nice", "-n", "10", found_chromium(), *OPTIONS, f"--user-data-dir={folder}"]
+        program = ["nice", "-n", "10", found_chromium(), *OPTIONS, f"--user-data-dir={folder}/user"]
         nowhere = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         address = f"{here}/#!/?url={here}/trace.json.gz"
         browser = subprocess.Popen([*program, address], start_new_session=True, **nowhere)

@@ -96,8 +96,7 @@ def test_context_variable_that_a_hook_sets_is_reset(op):
         request.reset(token)
 
     build = hooked(Around(named), max_failures=0)
-    with pipeline_of(range(5), op, concurrency=2, build=build).auto_stop() as p:
-        assert set(p) == set(range(5))
+    assert set(pipeline_of(range(5), op, concurrency=2, build=build)) == set(range(5))
     assert seen == [None] * 5
 
 
@@ -113,8 +112,7 @@ def test_plain_op_between_asynchronous_hooks_may_run_a_loop():
         return asyncio.run(asame(item))
 
     build = hooked(Around(around), max_failures=0)
-    with pipeline_of(range(5), op, concurrency=2, build=build).auto_stop() as p:
-        assert sorted(p) == list(range(5))
+    assert sorted(pipeline_of(range(5), op, concurrency=2, build=build)) == list(range(5))
 
 
 @pytest.mark.parametrize("order", ["completion", "input"])

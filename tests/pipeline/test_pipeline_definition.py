@@ -88,8 +88,7 @@ class Mapped:
 )
 def test_every_kind_of_op_runs(op, outputs):
     """Functions, generators, async ones, callable objects, methods, partials, containers."""
-    with pipeline_of([1, 2], op).auto_stop() as p:
-        assert list(p) == outputs
+    assert list(pipeline_of([1, 2], op)) == outputs
 
 
 @pytest.mark.parametrize("op", [add, lambda a, *, b: None, Called.method])

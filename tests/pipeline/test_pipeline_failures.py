@@ -78,8 +78,7 @@ def test_budget_allows_exactly_so_many_failures(limit, bad, count, failure, orde
     p = pipeline_of(range(count), op, **pipe)
     good = [item for item in range(count) if item not in bad]
     if failure is None:
-        with p.auto_stop():
-            assert sorted(p) == good
+        assert sorted(p) == good
         return
     items, error = collect(p)
     assert items == good[: len(items)]
@@ -106,8 +105,8 @@ def test_item_under_way_counts_for_those_after_it(is_async):
             await asyncio.sleep(0)
         return op(item)
 
-    with pipeline_of(range(200), aop if is_async else op, concurrency=2).auto_stop() as p:
-        assert sorted(p) == [item for item in range(200) if item not in bad]
+    p = pipeline_of(range(200), aop if is_async else op, concurrency=2)
+    assert sorted(p) == [item for item in range(200) if item not in bad]
 
 
 def test_stage_budget_overrides_that_of_the_pipeline():
@@ -163,8 +162,7 @@ def test_dropped_items_are_logged_with_stage_and_item(caplog):
             raise error
         return item
 
-    with pipeline_of(range(30), op, name="decode", build={"max_failures": 20}).auto_stop() as p:
-        list(p)
+    list(pipeline_of(range(30), op, name="decode", build={"max_failures": 20}))
     lines = [r.message for r in caplog.records if "dropped" in r.message]
     assert len(lines) == 11
     assert lines[3] == (
@@ -271,8 +269,7 @@ def test_end_that_an_op_meets_elsewhere_is_a_failing_item(kind, is_cancelled):
 
     op = {each.__name__: each for each in (same, spread, asame, aspread)}[kind]
     p = pipeline_of(range(9), op, build={"max_failures": 1})
-    with p.auto_stop():
-        assert list(p) == [n for n in range(9) if n != 3]
+    assert list(p) == [n for n in range(9) if n != 3]
     assert p.snapshot().stages[0].tasks.num_failures == 1
     check_balance(p)
 
@@ -302,12 +299,10 @@ def test_process_pool_runs_the_op_in_its_processes(processes):
     """Functions and generators run in the pool; a generator's items come all at once. An exception
     that crossed the process boundary gets its note here."""
     pipe = {"executor": processes, "concurrency": 2, "output_order": "input"}
-    with pipeline_of(range(6), spread_in_child, **pipe).auto_stop() as p:
-        got = list(p)
+    got = list(pipeline_of(range(6), spread_in_child, **pipe))
     assert [item for item, _ in got] == [n for n in range(6) for _ in range(2)]
     assert os.getpid() not in {pid for _, pid in got}
-    with pipeline_of(range(6), str, executor=processes).auto_stop() as p:
-        assert list(p) == list("012345")
+    assert list(pipeline_of(range(6), str, executor=processes)) == list("012345")
     p = pipeline_of([7], fail_in_child, executor=processes, build={"max_failures": 0})
     _, failure = collect(p)
     assert failure.exceptions[0].args == (7,)
@@ -337,9 +332,7 @@ def test_process_pool_forks_the_thread_that_starts_the_pipeline():
     pool = ProcessPoolExecutor(2, mp_context=get_context("fork"))
     with pool, decimal.localcontext() as context:
         context.prec = 40
-        p = pipeline_of(range(6), precision_in_child, executor=pool, concurrency=2)
-        with p.auto_stop():
-            got = list(p)
+        got = list(pipeline_of(range(6), precision_in_child, executor=pool, concurrency=2))
     assert {precision for precision, _ in got} == {40}
     assert os.getpid() not in {pid for _, pid in got}
     del local.kept

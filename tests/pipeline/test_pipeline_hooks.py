@@ -90,8 +90,7 @@ def test_hooks_nest_in_the_order_of_the_list(op, asynchronous):
     hooks = [Tracing("a", log, asynchronous), Tracing("b", log)]
     builder = PipelineBuilder().add_source([7, 8])
     builder = builder.aggregate(op()) if op is Each else builder.pipe(op)
-    with builder.add_sink().build(task_hook_factory=lambda info: hooks).auto_stop() as p:
-        assert list(p) == [7, 8]
+    assert list(builder.add_sink().build(task_hook_factory=lambda info: hooks)) == [7, 8]
 
     def around(*what, inside=()):
         entered = [("enter", "a", *what), ("enter", "b", *what)]
@@ -126,8 +125,7 @@ def test_task_hook_that_raises_fails_its_item_alone(op, when):
     builder = PipelineBuilder().add_source(range(5))
     builder = builder.aggregate(1) if op == "aggregate" else builder.pipe(op)
     p = builder.add_sink().build(task_hook_factory=lambda info: [Raising()], max_failures=1)
-    with p.auto_stop():
-        got = list(p)
+    got = list(p)
     expected = [0, 1, 3, 4]
     if op is spread and when == "exit":
         expected.insert(2, 2)  # it had left before the hook was
@@ -249,8 +247,7 @@ def test_callbacks_add_up_to_what_was_processed(interval, asynchronous):
     builder.aggregate(10).add_sink()
     options = {"queue_class": queue_class, "max_failures": 1.0, "report_stats_interval": interval}
     p = builder.build(task_hook_factory=lambda info: [hook_class(info, interval)], **options)
-    with p.auto_stop():
-        assert len(list(p)) == 18
+    assert len(list(p)) == 18
     num_items = [(name, sum(s.num_items for s in stats)) for name, stats in queues.items()]
     ours = [("0:0:src", 200), ("0:1:decode[2]", 180), ("0:2:aggregate(10)", 18), ("0:3:sink", 18)]
     assert sorted(num_items) == [(f"{name}_queue", number) for name, number in ours]
@@ -326,8 +323,7 @@ def test_callback_that_raises_does_not_stop_the_pipeline(asynchronous, caplog):
 
     hook_class, got = collecting(TaskStatsHook, False)
     build = {"queue_class": Queue, "task_hook_factory": lambda info: [hook_class(info)]}
-    with pipeline_of(range(50), same, build=build).auto_stop() as p:
-        assert list(p) == list(range(50))
+    assert list(pipeline_of(range(50), same, build=build)) == list(range(50))
     assert "0:1:same_queue: interval_stats_callback failed" in caplog.text
     assert got["0:1:same"][-1].num_tasks == 50
 
@@ -335,8 +331,7 @@ def test_callback_that_raises_does_not_stop_the_pipeline(asynchronous, caplog):
 def test_default_callback_logs_one_line_for_each_stage_and_queue(caplog):
     """Without any option the figures are in the log at the end."""
     caplog.set_level("INFO", "spdl_torch.pipeline")
-    with pipeline_of(range(20), same, name="decode").auto_stop() as p:
-        list(p)
+    list(pipeline_of(range(20), same, name="decode"))
     text = caplog.text
     assert "0:1:decode: 20 tasks, 0 failed" in text
     for name in ("0:0:src_queue", "0:1:decode_queue", "0:2:sink_queue"):
@@ -390,8 +385,7 @@ def test_task_time_is_taken_inside_the_worker_when_threads_are_few(clock, kind):
         executor = pool if kind == "executor" else None
         op = generator if kind == "generator" else op
         p = pipeline_of(range(40), op, concurrency=8, executor=executor, build=build)
-        with p.auto_stop():
-            list(p)
+        list(p)
     stage = p.snapshot().stages[0]
     assert stage.tasks.num_tasks == 40
     assert stage.tasks.ave_time == pytest.approx(100e-9)
@@ -507,9 +501,7 @@ def test_async_stage_hook_runs_when_a_loop_runs_already():
 
     async def cell():
         hook.stage_hook = around
-        pipeline = pipeline_of([1, 2], same, build={"task_hook_factory": lambda _: [hook]})
-        with pipeline.auto_stop():
-            return list(pipeline)
+        return list(pipeline_of([1, 2], same, build={"task_hook_factory": lambda _: [hook]}))
 
     assert asyncio.run(cell()) == [1, 2]
     assert seen[0] is seen[1]

@@ -53,8 +53,8 @@ def test_threads_begin_with_the_settings_of_the_one_that_starts_them():
 
     with decimal.localcontext() as context, np.errstate(over="raise"), torch.no_grad():
         context.prec = 40
-        with pipeline_of(range(2), op, concurrency=2).auto_stop() as p:
-            assert set(p) <= {(prec, "raise", False) for prec in (40, 41)}
+        found = set(pipeline_of(range(2), op, concurrency=2))
+        assert found <= {(prec, "raise", False) for prec in (40, 41)}
         assert context.prec == 40
 
 

@@ -85,8 +85,7 @@ def test_every_item_can_be_followed(num_items, order, concurrency, group, fates)
     builder = PipelineBuilder().add_source(range(num_items))
     builder.pipe(first, concurrency=concurrency, output_order=order).pipe(second, concurrency=2)
     pipeline = builder.aggregate(group).add_sink().build(max_failures=num_items + 1)
-    with pipeline.auto_stop():
-        delivered = [item for items in pipeline for item in items]
+    delivered = [item for items in pipeline for item in items]
     timeline = pipeline.timeline()
 
     def turn_at(stage, place):
@@ -120,8 +119,7 @@ def test_output_of_a_generator_in_order_is_its_last_one():
         yield from ((item, n) for n in range(3))
 
     pipeline = pipeline_of(range(50), thrice, concurrency=3, output_order="input", name="thrice")
-    with pipeline.auto_stop():
-        list(pipeline)
+    list(pipeline)
     outputs = {turn.number: turn.output for turn in turns_of(pipeline.timeline(), "thrice")}
     known = {number: output for number, output in outputs.items() if output >= 0}
     assert known

@@ -265,9 +265,8 @@ def test_pipeline_gives_the_same_when_it_was_estimated(estimate):
     assert spec.pipes[0].output_order == "completion"  # as it was: not in order
     assert spec.pipes[1].output_order == "input"
     applied = params.apply(PipelineBuilder.from_config(spec))
-    with (pipeline := applied.build(**params.build_options())).auto_stop():
-        found = torch.cat([batch[:, 0] for batch in pipeline])
-        assert sorted(found.tolist()) == list(range(40))
+    found = torch.cat([batch[:, 0] for batch in applied.build(**params.build_options())])
+    assert sorted(found.tolist()) == list(range(40))
 
 
 def test_stages_are_left_as_they_are_when_they_must_be(estimate):
@@ -286,8 +285,8 @@ def test_stages_are_left_as_they_are_when_they_must_be(estimate):
         assert params.concurrency == {"free": 10}
         assert params.num_threads == 10 + 1 + 2 + 2 + 1
         assert "8 an element" in text
-        with params.apply(plain).build(**params.build_options()).auto_stop() as pipeline:
-            assert sorted(pipeline) == [0, 0, 1, 1, 2, 2, 3, 3]
+        pipeline = params.apply(plain).build(**params.build_options())
+        assert sorted(pipeline) == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 def test_aggregates_count_by_their_elements_from_there_on(estimate):
@@ -307,8 +306,7 @@ def test_pipelines_size_is_not_known_where_the_source_or_a_form_tells_none(estim
     plain = PipelineBuilder().add_source(iter(range(5))).pipe(abs).add_sink()
     params, text = estimate(plain)
     assert "memory sets no bound (TypeError: a range_iterator is an iterator" in text
-    with params.apply(plain).build().auto_stop() as pipeline:
-        assert list(pipeline) == [0, 1, 2, 3, 4]
+    assert list(params.apply(plain).build()) == [0, 1, 2, 3, 4]
     known = PipelineBuilder().add_source([Path("a")]).pipe(lambda path: bytes(MIB), name="read")
     assert f"{MIB:,} an element" in estimate(known.add_sink())[1]
     plain = PipelineBuilder().add_source(["a.mp4"]).pipe(lambda path: object(), name="demux")
