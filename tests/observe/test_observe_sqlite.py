@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 
 import pytest
 from support.forks import fork
-from support.gates import PATIENCE_SECONDS, run_child, until
+from support.gates import PATIENCE_SECONDS, in_thread, result_of, run_child, until
 from support.readings import queue_entry, task_entry, write
 
 from spdl_torch.observe import (
@@ -239,26 +239,20 @@ def test_error_of_log_is_logged_and_ends_the_thread(caplog):
 
 def test_logging_goes_on_when_a_collection_happens_inside_of_it(tmp_path):
     """A collection at every allocation: a lock held by the thread itself would be waited for."""
-    code, printed, errors = run_child(
-        f"""
-        import gc, threading
-        from spdl_torch.observe import EventLogEntry, SQLiteStatsWriter, recording_gc
+    path, before = tmp_path / "s.db", gc.get_threshold()
 
-        def work():
-            for n in range(300):
-                writer.log(EventLogEntry(float(n), "mine", {{"n": [n]}}))
+    def work():
+        for n in range(300):
+            writer.log(EventLogEntry(float(n), "mine", {"n": [n]}))
 
-        with SQLiteStatsWriter({str(tmp_path / "s.db")!r}, flush_interval=0.001) as writer:
-            gc.set_threshold(1)
-            with recording_gc(writer.log):
-                threads = [threading.Thread(target=work) for _ in range(3)]
-                for thread in threads: thread.start()
-                for thread in threads: thread.join()
-            gc.set_threshold(700)
-        print("done")
-        """
-    )
-    assert (code, printed) == (0, "done\n"), errors
+    with SQLiteStatsWriter(path, flush_interval=0.001) as writer, recording_gc(writer.log):
+        gc.set_threshold(1)
+        try:
+            for thread in [in_thread(work) for _ in range(3)]:
+                result_of(thread)
+        finally:
+            gc.set_threshold(*before)
+    assert len(query_event_stats(path, "mine")) == 900
 
 
 def test_run_says_who_wrote_it(tmp_path, monkeypatch):

@@ -6,12 +6,12 @@ import gc
 import gzip
 import io
 import json
-import multiprocessing
 import os
 import re
 import resource
 import signal
 import tarfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ import pytest
 import torchvision.datasets
 from hypothesis import given, settings, strategies as st
 from PIL import Image
+from support.forks import fork, found_in_fork
 
 from spdl_torch.__main__ import main
 from spdl_torch.data.sources._index import index_path, scan_tar
@@ -150,8 +151,9 @@ def test_bytes_are_the_same_for_any_number_of_workers(images, tmp_path):
     assert one == many
 
 
-def end_at(event_number, signum, source, out, sent):
-    """Run the command, and end this process when it adds, syncs or renames for that time."""
+def end_at(event_number, signum, source, out):
+    """Run the command, and end this process when it adds, syncs or renames for that time: the
+    status, and how many times there were."""
     count = 0
 
     def counted(function):
@@ -175,49 +177,39 @@ def end_at(event_number, signum, source, out, sent):
     tarfile.TarFile.addfile = add
     os.fsync, os.replace = counted(os.fsync), counted(os.replace)
     status, _, _ = prepare(source, out, "--shard-samples", 6)
-    sent.put((status, count))
-
-
-def in_a_fork(function, *arguments):
-    """What it sends; None if it was killed before."""
-    context = multiprocessing.get_context("fork")
-    sent = context.SimpleQueue()
-    child = context.Process(target=function, args=(*arguments, sent))
-    child.start()
-    child.join()
-    return None if sent.empty() else sent.get()
+    return status, count
 
 
 def test_run_that_was_ended_is_finished_by_the_next(images, tmp_path):
     """After each file, before and after each rename: what is there is whole, and at the end every
     byte is that of a run that nobody stopped. Ctrl-C leaves nothing but whole shards."""
     whole, out = tmp_path / "whole", tmp_path / "interrupted"
-    _, num_events = in_a_fork(end_at, 0, signal.SIGKILL, images, whole)
+    _, num_events = found_in_fork(lambda: end_at(0, signal.SIGKILL, images, whole))
     expected = contents(whole)
     assert num_events == 11 + 2 * 5  # files, then syncs and renames
     # In the second shard.
-    assert in_a_fork(end_at, 14, signal.SIGINT, images, out)[0] == 130
+    assert found_in_fork(lambda: end_at(14, signal.SIGINT, images, out))[0] == 130
     assert set(contents(out)) == {"dataset.json", "shard-000000.tar", "shard-000000.index.json"}
     before = (out / "shard-000000.tar").stat().st_ino
     assert contents(prepared(images, out, "--shard-samples", 6)) == expected
     assert (out / "shard-000000.tar").stat().st_ino == before
     for number in range(1, num_events + 1):
         out = tmp_path / str(number)
-        assert in_a_fork(end_at, number, signal.SIGKILL, images, out) is None
+        killed = fork(partial(end_at, number, signal.SIGKILL, images, out))
+        assert os.waitpid(killed, 0)[1] == signal.SIGKILL
         for name, content in contents(out).items():
             assert name.endswith(".partial") or content == expected[name]
         assert contents(prepared(images, out, "--shard-samples", 6)) == expected
 
 
-def fill_disk(source, out, sent):
-    """Run the command where files may have 2000 bytes: with a real error of the system."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
-    sent.put(prepare(source, out, *SMALL))
-
-
 def test_full_disk_leaves_whole_files(images, tmp_path):
     """The error is the system's, nothing half-written stays, and there is nothing to repair."""
-    status, _, log = in_a_fork(fill_disk, images, tmp_path / "out")
+
+    def fill_disk():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))  # with a real error of the system
+        return prepare(images, tmp_path / "out", *SMALL)
+
+    status, _, log = found_in_fork(fill_disk)
     assert status == 1
     assert "File too large" in log
     assert set(contents(tmp_path / "out")) == {"dataset.json"}

@@ -15,7 +15,6 @@ import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -64,23 +63,6 @@ CALLABLES = {
 }
 
 
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
-    """What a recording of two loaders left: metrics, the file, and a report."""
-    metrics, path = set(), tmp_path_factory.mktemp("recorded") / "run.db"
-    torch.manual_seed(0)
-    data = MapData(64, dict.fromkeys(range(8, 64, 9), ValueError))
-    loaders = {
-        "inline": spdl_torch.DataLoader(data, 4, on_error="skip"),
-        "workers": spdl_torch.DataLoader(data, 4, num_workers=2, on_error="skip"),
-    }
-    with recording(loaders, path, logger=lambda found, step: metrics.update(found)):
-        for loader in loaders.values():
-            for _ in loader:
-                pass
-    return SimpleNamespace(metrics=metrics, path=path, report=loaders["workers"].report())
-
-
 def assert_is(heading, names):
     """A list of the file, without an order."""
     assert sorted(lists()[heading]) == sorted(names)
@@ -123,37 +105,34 @@ def test_commands_and_options_are_those_of_the_list():
     assert_is("commands", found)
 
 
-def test_statistics_file_has_the_tables_and_columns_of_the_list(recorded):
-    """Views and tables alike."""
+def test_recording_has_what_the_lists_say(tmp_path, monkeypatch):
+    """The file has their tables and views with these columns, and their events with these keys, a
+    loader's that is tuned, too; loggers get their metrics; and the report as JSON has their keys: a
+    list's items are alike, so its first one stands for all, and a short run predicts nothing."""
+    torch.manual_seed(0)
+    data, metrics = MapData(64, dict.fromkeys(range(8, 64, 9), ValueError)), set()
+    monkeypatch.setattr("spdl_torch.autotune.tuning.Tuner", RandomTuner)
+    auto_workers = auto(2, window_seconds=1e-6, max_threads=4)
+    loaders = {
+        "inline": spdl_torch.DataLoader(data, 4, on_error="skip"),
+        "workers": spdl_torch.DataLoader(data, 4, num_workers=2, on_error="skip"),
+        "tuned": spdl_torch.DataLoader(range(64), isolation="thread", num_workers=auto_workers),
+    }
+    path = tmp_path / "run.db"
+    with recording(loaders, path, logger=lambda found, step: metrics.update(found)):
+        for loader in loaders.values():
+            list(loader)
     query = (
         "SELECT t.name || '.' || c.name FROM sqlite_master t, pragma_table_info(t.name) c"
         " WHERE t.type IN ('table', 'view')"
     )
-    with closing(sqlite3.connect(recorded.path)) as file:
+    with closing(sqlite3.connect(path)) as file:
         assert_is("statistics file", [name for (name,) in file.execute(query)])
-
-
-def test_events_of_a_recording_are_those_of_the_list(recorded, tmp_path, monkeypatch):
-    """By name and key of their details, with those of a loader that is tuned."""
-    monkeypatch.setattr("spdl_torch.autotune.tuning.Tuner", RandomTuner)
-    workers = auto(2, window_seconds=1e-6, max_threads=4)
-    tuned = spdl_torch.DataLoader(range(64), isolation="thread", num_workers=workers)
-    with recording(tuned, tmp_path / "tuned.db"):
-        assert len(list(tuned)) == 64
-    events = query_event_stats(recorded.path) + query_event_stats(tmp_path / "tuned.db")
-    ours = [event for event in events if not event.event_name.startswith("gc_")]
-    assert_is("events", {f"{event.event_name}.{key}" for event in ours for key in event.details})
-
-
-def test_metrics_of_loggers_are_those_of_the_list(recorded):
-    """A loader's stages are ``fetch`` and ``collate``."""
-    assert_is("metrics", recorded.metrics)
-
-
-def test_report_as_json_has_the_keys_of_the_list(recorded):
-    """A list's items are alike, so its first one stands for all; a short run predicts nothing."""
-    content = {**json.loads(recorded.report.as_json()), "predictions": []}
-    assert_is("report", keys_of(content))
+    events = [each for each in query_event_stats(path) if not each.event_name.startswith("gc_")]
+    assert_is("events", {f"{each.event_name}.{key}" for each in events for key in each.details})
+    assert_is("metrics", {each for each in metrics if "/tuned/" not in each})
+    report = json.loads(loaders["workers"].report().as_json())
+    assert_is("report", keys_of({**report, "predictions": []}))
 
 
 def keys_of(value, path=""):

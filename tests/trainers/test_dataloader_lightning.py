@@ -72,23 +72,17 @@ def test_validation_keeps_its_workers(persistent_workers):
     assert len(set(places)) == (1 if persistent_workers else 4)
 
 
-def prepared_by_fabric(loader):
-    return lightning.Fabric(accelerator="cpu", devices=1).setup_dataloaders(loader)
-
-
-def prepared_by_accelerate(loader):
-    pytest.importorskip("accelerate")
-    from spdl_torch.accelerate import Accelerator
-
-    return Accelerator(cpu=True).prepare(loader)
-
-
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")  # Accelerate's
 @pytest.mark.parametrize("persistent_workers", [True, False])
-@pytest.mark.parametrize("prepare", [prepared_by_fabric, prepared_by_accelerate])
-def test_prepared_loader_keeps_its_workers(prepare, persistent_workers):
+@pytest.mark.parametrize("library", ["lightning", "accelerate"])
+def test_prepared_loader_keeps_its_workers(library, persistent_workers):
     """Around ours; from loop to loop."""
-    prepared = prepare(DataLoader(PLACES, num_workers=1, persistent_workers=persistent_workers))
+    loader = DataLoader(PLACES, num_workers=1, persistent_workers=persistent_workers)
+    if library == "lightning":
+        prepared = lightning.Fabric(accelerator="cpu", devices=1).setup_dataloaders(loader)
+    else:
+        prepares = pytest.importorskip("spdl_torch.accelerate", exc_type=ImportError)
+        prepared = prepares.Accelerator(cpu=True).prepare(loader)
     first, second = ({place.item() for place in prepared} for _ in range(2))
     assert len(first) == len(second) == 1
     assert os.getpid() not in first

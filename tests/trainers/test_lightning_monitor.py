@@ -8,7 +8,7 @@ import re
 import sqlite3
 import sys
 from collections import Counter
-from contextlib import closing, contextmanager
+from contextlib import closing
 from functools import partial
 
 import pytest
@@ -84,8 +84,7 @@ def logged(folder, key):
     return [int(row["step"]) for row in rows(folder) if key in row]
 
 
-@contextmanager
-def logged_lengths(monitor):
+def logged_lengths(monitor, monkeypatch):
     """Batches in each window of training that the monitor logs, of a loader without workers."""
     lengths, of_window = [], monitor._metrics_of
 
@@ -94,9 +93,8 @@ def logged_lengths(monitor):
             lengths.append(report.stats.stages[-1].tasks.num_tasks)
         return of_window(report, name)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(monitor, "_metrics_of", noted)
-        yield lengths
+    monkeypatch.setattr(monitor, "_metrics_of", noted)
+    return lengths
 
 
 def test_figures_are_logged_where_lightning_logs(tmp_path):
@@ -126,7 +124,7 @@ def test_figures_are_logged_where_lightning_logs(tmp_path):
     ],
 )
 def test_figures_are_logged_where_lightning_logs_the_loss(
-    tmp_path, accumulate, every, windows, validates, num_optimizers
+    tmp_path, monkeypatch, accumulate, every, windows, validates, num_optimizers
 ):
     """With gradient accumulation at the last batch of a step, and over all of its batches; the last
     step of an epoch may be shorter. With manual optimization every batch is a step, however many
@@ -137,8 +135,8 @@ def test_figures_are_logged_where_lightning_logs_the_loss(
         options["accumulate_grad_batches"] = accumulate
     runs = trainer(tmp_path, monitor, max_epochs=1, **options)
     loaders = [DataLoader(Points(10)), *([DataLoader(Points(2))] if validates else [])]
-    with logged_lengths(monitor) as lengths:
-        runs.fit(modules.Losses(num_optimizers), *loaders)
+    lengths = logged_lengths(monitor, monkeypatch)
+    runs.fit(modules.Losses(num_optimizers), *loaders)
     steps = list(range(every - 1, -(-10 // accumulate), every))
     assert logged(tmp_path, "data/wait_ratio") == logged(tmp_path, "loss") == steps
     assert lengths == windows[: len(steps)]
@@ -290,13 +288,13 @@ COUNTED = {
 @pytest.mark.parametrize(
     ("kind", "every"), [("workers", 1), ("workers", 0), *((kind, 3) for kind in COUNTED)], ids=str
 )
-def test_file_and_windows_have_what_was_loaded(tmp_path, kind, every):
+def test_file_and_windows_have_what_was_loaded(tmp_path, monkeypatch, kind, every):
     """To the item, however often figures are logged; the sanity check is left out."""
     make, interval = COUNTED[kind]
     monitor = monitors.PipelineStatsMonitor(db_path=tmp_path / "s.db")
     runs = trainer(tmp_path, monitor, log_every_n_steps=every, val_check_interval=interval)
-    with logged_lengths(monitor) as lengths:
-        runs.fit(modules.Diary(), make(), make())
+    lengths = logged_lengths(monitor, monkeypatch)
+    runs.fit(modules.Diary(), make(), make())
     assert pipelines_of_file(tmp_path / "s.db") == {0: "train", 1: "val"}
     loaded = list(num_loaded(tmp_path / "s.db").values())
     training, validation = loaded[: len(loaded) // 2], loaded[len(loaded) // 2 :]
