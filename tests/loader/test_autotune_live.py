@@ -25,6 +25,7 @@ from support.loaders import (
     ThreadLoader,
     assert_threads_end,
     epoch_of,
+    loader_threads,
 )
 from support.readings import shown
 from support.tuners import RandomTuner, auto
@@ -276,6 +277,17 @@ def test_workers_join_and_leave_in_an_epoch(isolation, kind):
     assert_threads_end()
     release_what_has_ended()
     assert num_fds() == before
+
+
+def test_number_of_a_worker_that_left_is_given_again():
+    """In the same epoch, to a thread that works."""
+    loader = ThreadLoader(Indices(10_000), None, num_workers=auto(1, max_threads=2))
+    batches = iter(loader)
+    for number in (2, 1, 2):
+        resize(batches, number)
+        while sum(each.name.startswith("spdl-loader") for each in loader_threads()) != number:
+            next(batches)  # who leaves has a job before
+    loader.close()
 
 
 def test_process_that_is_killed_while_it_leaves_loses_nothing(caplog):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.datasets import Indices, SafeIndices
+from support.datasets import SafeIndices
 from support.inside import placement_of
 from support.isolation_data import Images
 from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
@@ -20,41 +20,13 @@ from spdl_torch.loader.placing import is_stateless
 from spdl_torch.pipeline import PipelineBuilder
 
 
-class Declared(Images):
-    """Says of itself whether threads may use it."""
-
-    def __init__(self, thread_safe):
-        super().__init__(8)
-        self.thread_safe = thread_safe
-
-
-class SaysByProperty(Images):
-    """As a wrapper may that asks what is inside."""
-
-    thread_safe = property(lambda self: True)
-
-
-class RaisesByProperty(Images):
-    """A property that fails says nothing."""
-
-    thread_safe = property(lambda self: {}["thread_safe"])
-
-
-class Delegating(Images):
-    """Hands through what it has not, as wrappers do."""
-
-    def __getattr__(self, name):
-        return getattr(SAFE, name)
-
-
-class Later(Indices):
-    """A class of the package that was written after the table of known ones."""
-
-    __module__ = "spdl_torch.data.later"
+def images(**members):
+    """Of a user's class."""
+    return type("Mine", (Images,), members)(8)
 
 
 X = torch.arange(8)
-SAFE = Declared(thread_safe=True)
+SAFE = images(thread_safe=True)
 KNOWN = {
     "TensorDataset": TensorDataset(X, X),
     "Subset": Subset(TensorDataset(X), [1, 2, 3]),
@@ -66,7 +38,7 @@ KNOWN = {
     "declared": SAFE,
     "Subset of declared": Subset(SAFE, [1, 2, 3]),
     "ConcatDataset of declared": ConcatDataset([SAFE] * 2),
-    "a property that says so": SaysByProperty(8),
+    "a property that says so": images(thread_safe=property(lambda self: True)),
     "a mixture": mix({"a": range(8), "b": SAFE}),
     "packs": pack(SAFE, 4, size_of=[1] * 8),
     "buckets": bucket([[1], [2, 3]], 4, size_of=[1, 2]),
@@ -74,15 +46,18 @@ KNOWN = {
 PIPELINE = PipelineDataset(PipelineBuilder().add_source(range(8)).add_sink())
 UNKNOWN = {
     "a user's class": (Images(8), "Images"),
-    "a wrapper of a safe one": (Delegating(8), "Delegating"),
+    "a wrapper of a safe one": (
+        images(__getattr__=lambda self, name: getattr(SAFE, name)),
+        "Mine",
+    ),
     "subclass of a safe one": (type("Mine", (SafeIndices,), {})(8), "Mine"),
     "a pipeline": (PIPELINE, "PipelineDataset"),
     "a mixture with it": (mix({"a": SAFE, "b": Images(8)}), "Images"),
     "buckets": (bucket([[1]], 4, size_of=[1], collate_fn=list), "collate_fn=list"),
     "Subset of it": (Subset(Images(8), [1, 2]), "Images"),
-    "a later class of ours": (Later(), "Later"),
+    "a later class of ours": (images(__module__="spdl_torch.data.later"), "Mine"),
     "subclass of TensorDataset": (type("Mine", (TensorDataset,), {})(X), "Mine"),
-    "a property that fails": (RaisesByProperty(8), "RaisesByProperty"),
+    "a property that fails": (images(thread_safe=property(lambda self: {}["no"])), "Mine"),
     "a part of a StackDataset": (StackDataset(a=TensorDataset(X), b=Images(8)), "Images"),
     "collate_fn": (range(8), "collate_fn=list"),
     "worker_init_fn": (range(8), "worker_init_fn=id"),
@@ -111,9 +86,9 @@ def test_workers_are_processes_elsewhere(kind):
 
 def test_dataset_that_says_that_it_is_not_safe_is_believed():
     """Its own words are the reason."""
-    placement = placement_of(DataLoader(Declared(thread_safe=False), num_workers=2))
+    placement = placement_of(DataLoader(images(thread_safe=False), num_workers=2))
     assert placement.num_processes == 2
-    assert "Declared says thread_safe = False" in placement.reason
+    assert "Mine says thread_safe = False" in placement.reason
 
 
 def test_our_own_datasets_load_on_threads(tmp_path):
