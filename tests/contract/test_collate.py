@@ -13,7 +13,6 @@ import torch
 from support.datasets import Divided, Made
 from support.loaders import epoch_of, torch_loader
 from support.seats import FORKED, NONE, THREADS, in_every_seat, in_seats
-from torch.utils.data import Dataset
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from spdl_torch import DataLoader
@@ -63,14 +62,12 @@ class Record:
     x: Any
 
 
-_DTYPES = (
+DTYPES = (
     *("u1", "i2", "i4", "i8", "u2", "f2", "f4", "f8", "c8"),
     *("?", ">i4", "U3", "S3", "O", "M8[s]"),
 )
-
-
 LEAVES = {
-    **{f"array {name}": lambda n, name=name: np.array([0, n]).astype(name) for name in _DTYPES},
+    **{f"array {name}": lambda n, name=name: np.array([0, n]).astype(name) for name in DTYPES},
     "array 0-d": lambda n: np.array(float(n)),
     "array large": lambda n: np.full(LARGE, n, np.float32),
     "array reversed": lambda n: np.arange(4.0)[::-1],
@@ -78,15 +75,8 @@ LEAVES = {
     "array matrix": lambda n: np.matrix([[n, 1]]),
     "array masked": lambda n: np.ma.masked_array([n, 1], mask=[False, True]),
     "array records": lambda n: np.array([(n, 1.0)], dtype=[("a", "i4"), ("b", "f4")]),
-    "numpy float": np.float32,
-    "numpy int": np.int16,
-    "numpy bool": np.bool_,
-    "numpy str": lambda n: np.str_(n),
-    "float": float,
-    "int": int,
-    "bool": bool,
-    "complex": complex,
-    "str": str,
+    **{f"numpy {kind.__name__}": kind for kind in (np.float32, np.int16, np.bool_, np.str_)},
+    **{kind.__name__: kind for kind in (float, int, bool, complex, str)},
     "bytes": lambda n: str(n).encode(),
     "None": lambda n: None,
     "object": lambda n: Record(n),
@@ -112,7 +102,7 @@ LEAVES = {
     "csr": lambda n: torch.eye(3).mul(n).to_sparse_csr(),
     "quantized": lambda n: torch.quantize_per_tensor(torch.ones(3) * n, 0.1, 0, torch.quint8),
     "nested": lambda n: torch.nested.nested_tensor([torch.ones(2), torch.ones(n + 1)]),
-}  # fmt: skip  # fmt: skip
+}
 
 
 CONTAINERS = {
@@ -130,20 +120,12 @@ CONTAINERS = {
 }
 
 
-class Samples(Dataset):
-    """Makes samples by their names, so that any of them can be in any process."""
-
-    def __init__(self, batches):
-        self.samples = [sample for batch in batches for sample in batch]
-
-    def __len__(self):
-        return len(self.samples)
-
-    def __getitem__(self, index):
-        if multiprocessing.parent_process() is not None:
-            warnings.simplefilter("ignore")  # a fork server has its own filters
-        container, leaf, number = self.samples[index]
-        return CONTAINERS[container](LEAVES[leaf](number))
+def named(index):
+    """A sample that is made by its name, in any process."""
+    if multiprocessing.parent_process() is not None:
+        warnings.simplefilter("ignore")  # a fork server has its own filters
+    container, leaf, number = EACH[index // 2][index % 2]
+    return CONTAINERS[container](LEAVES[leaf](number))
 
 
 def outcomes(loader):
@@ -183,7 +165,7 @@ EACH = [
 def test_every_batch_is_what_torch_makes_of_its_samples(seat):
     """Each kind of sample, also after an array and a large tensor, and in each container: the same
     types, dtypes and values, or the same error and text."""
-    data = Samples(EACH)
+    data = Made(named, 2 * len(EACH))
     want, got = (outcomes(make(data, batch_size=2)) for make in (torch_loader, seat.loader))
     assert [each for each in zip(EACH, got, want, strict=True) if each[1] != each[2]] == []
 
@@ -245,8 +227,7 @@ def ragged(index):
 class RaggedStream(Divided):
     """The same one after another."""
 
-    def make(self, item):
-        return ragged(item)
+    make = staticmethod(ragged)
 
 
 def note_of(batches):
@@ -271,16 +252,8 @@ def test_error_of_collating_names_the_odd_sample(seat, data, where):
     next(batches)
     note = note_of(batches)
     assert f"{where}, given list of 4: dict" in note
-    said = "sample 2 of it is unlike most: sample['x'] is Tensor of shape (4,) and type"
-    assert said in note
+    assert "sample 2 of it is unlike most: sample['x'] is Tensor of shape (4,) and type" in note
     assert "elsewhere Tensor of shape (3,)" in note
-
-
-class Rude:
-    """Its attributes raise."""
-
-    def __getattr__(self, name):
-        raise RuntimeError(name)
 
 
 def with_part(part):
@@ -298,7 +271,7 @@ def with_part(part):
         ([1, 1, None], "sample is NoneType, elsewhere int"),
         ([1, "2", None, 2.0], ""),
         ([1, "2"], ""),
-        ([Rude(), 1, 1], ""),
+        ([type("Rude", (), {"__getattr__": lambda *_: 1 / 0})(), 1, 1], ""),
         (with_part(None), "sample['b'] of sample 1 of it is NoneType, which"),
         (with_part([1, {"c": complex}]), "sample['b'][1]['c'] of sample 1 of it is type, which"),
         (

@@ -30,7 +30,6 @@ from support.loaders import (
 from torch.utils.data import (
     ChainDataset,
     ConcatDataset,
-    Dataset,
     DistributedSampler,
     RandomSampler,
     StackDataset,
@@ -215,11 +214,8 @@ def test_model_agrees_with_torch(case):
     assert ours == theirs
 
 
-class _Bulk(Dataset):
-    """Takes a whole list as its index, torch's documented way to load in bulk."""
-
-    def __getitem__(self, indices):
-        return [index * 10 for index in indices]
+IN_BULK = Made(lambda indices: [index * 10 for index in indices])
+"""Takes a whole list as its index, torch's documented way to load in bulk."""
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -234,7 +230,7 @@ class _Bulk(Dataset):
         (ConcatDataset([MapData(3), BulkData(4)]), {"shuffle": True}),
         (StackDataset(a=MapData(4), b=range(4)), {}),
         (ChainDataset([StreamData(3), StreamData(2)]), {}),
-        (_Bulk(), {"sampler": [[0, 1], [5]], "batch_size": None, "collate_fn": str}),
+        (IN_BULK, {"sampler": [[0, 1], [5]], "batch_size": None, "collate_fn": str}),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, dict) else "",
 )

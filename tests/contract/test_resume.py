@@ -35,16 +35,13 @@ from spdl_torch.testing import assert_resume_exact
 none_or_threads = in_seats(NONE, THREADS)
 
 
-def generator(seed=5):
-    return torch.Generator().manual_seed(seed)
-
-
 def test_another_batch_size_goes_on_behind_the_same_sample():
     """The state counts samples; it only has to stand between two batches. A dataset that is too
     small is noticed by that, too, where the state does not name it."""
 
     def make(length, batch_size):
-        return DataLoader(Indices(length), batch_size, shuffle=True, generator=generator())
+        generator = torch.Generator().manual_seed(5)
+        return DataLoader(Indices(length), batch_size, shuffle=True, generator=generator)
 
     loader = make(24, 4)
     batches = iter(loader)
@@ -92,9 +89,7 @@ def test_a_stateful_iterable_makes_nothing_twice():
 class Counting(Drawn):
     """A map-style dataset that changes what it gives, and keeps count of it."""
 
-    def __init__(self, length):
-        super().__init__(length)
-        self.count = 0
+    count = 0
 
     def __getitem__(self, index):
         self.count += 1
@@ -180,7 +175,7 @@ def test_what_came_ahead_is_known_to_a_second_state(seat, order):
 
     def make(kind):
         torch.manual_seed(4)
-        own = {"shuffle": True, "generator": generator(6)}
+        own = {"shuffle": True, "generator": torch.Generator().manual_seed(6)}
         own = own if order == "shuffle" else {"sampler": Deck(40)}
         return kind(Drawn(40), 2, seed=1, in_order=False, **own)
 
@@ -244,28 +239,15 @@ def test_assert_resume_exact_agrees(length):
     assert_resume_exact(make, make_resumed=other)
 
 
-class Forgetful(Position):
-    """Says that it keeps its state, and does not."""
-
-    def load_state_dict(self, state):
-        pass
-
-
-class OfSets(Position):
-    """Its state is not made of what JSON can hold."""
-
-    def state_dict(self):
-        return {"seen": {1, 2}}
-
-
 @pytest.mark.parametrize(
-    ("sampler", "told"),
+    ("wrong", "told"),
     [
-        (Forgetful, "resumed in epoch 0 after batch 1, epoch 0, batch 0"),
-        (OfSets, "must be made of what JSON can hold"),
+        ({"load_state_dict": lambda *_: None}, "resumed in epoch 0 after batch 1, epoch 0, batch"),
+        ({"state_dict": lambda _: {"seen": {1, 2}}}, "must be made of what JSON can hold"),
     ],
 )
-def test_assert_resume_exact_tells_what_is_wrong(sampler, told):
+def test_assert_resume_exact_tells_what_is_wrong(wrong, told):
     """From which state, and where."""
+    sampler = type("Wrong", (Position,), wrong)
     with pytest.raises(AssertionError, match=told):
         assert_resume_exact(lambda: DataLoader(Drawn(12), 3, sampler=sampler(12)))

@@ -34,10 +34,6 @@ from spdl_torch.testing import assert_resume_exact
 none_or_threads = in_seats(NONE, THREADS)
 
 
-def generator(seed=5):
-    return torch.Generator().manual_seed(seed)
-
-
 @none_or_threads
 @pytest.mark.parametrize("batch_size", [4, None])
 def test_an_epoch_named_behind_iter_counts_if_it_was_heard(seat, batch_size):

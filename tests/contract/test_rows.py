@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from support.datasets import Made
 from support.loaders import DataLoader, epoch_of, frozen, torch_loader
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import Subset, TensorDataset
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 LENGTH = 12
@@ -101,15 +101,6 @@ def test_what_draws_though_it_has_the_type_of_rows_draws_from_the_samples_stream
         found.append([batch[0].tolist() for batch in batches])
         assert torch.equal(torch.get_rng_state(), before)
     assert found[0] == found[1] != [batch[0].tolist() for batch in DataLoader(data, batch_size=3)]
-
-
-class TakesRows(Dataset):
-    """What its method does is the user's: it may count, print, or be patched."""
-
-    rows = TENSORS["rows"]
-
-    def __getitem__(self, index):
-        return self.rows[index]
 
 
 class Doubled(TensorDataset):

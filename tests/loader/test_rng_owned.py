@@ -54,6 +54,7 @@ PLACES = {
     "partial": lambda draws: {"draw": partial(Draws.__call__, draws)},
     "method": lambda draws: {"draw": draws.__call__},
     "named": lambda draws: {"steps": {"first": draws}},
+    "array": lambda draws: {"steps": np.array([draws, None])},
     "slots": lambda draws: {"draw": Slotted(draws)},
     "the dataset itself": lambda draws: {"draw": draws.generator.random},
 }
@@ -91,11 +92,15 @@ def epochs(dataset, workers=NONE, num_epochs=2, **options):
     return [torch.cat(list(loader)).tolist() for _ in range(num_epochs)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_sample_draws_its_own_number_for_any_number_of_workers(kind):
-    """64 numbers of 64, the same for any workers, others in the next epoch; the seed that the user
-    gave decides them, and the generator itself stands where it stood."""
-    dataset = Owner(Draws(KINDS[kind](3)))
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [*((kind, "transform") for kind in KINDS), *(("pcg64", place) for place in PLACES)],
+)
+def test_every_sample_draws_its_own_number_for_any_number_of_workers(kind, place):
+    """64 numbers of 64, wherever the dataset keeps its generator, the same for any workers, others
+    in the next epoch; the seed that the user gave decides them, and the generator itself stands
+    where it stood."""
+    dataset = Owner(Draws(KINDS[kind](3)), place)
     before = copy.deepcopy(dataset)
     expected = epochs(dataset)
     assert [len(set(epoch)) for epoch in expected] == [64, 64]
@@ -103,22 +108,11 @@ def test_every_sample_draws_its_own_number_for_any_number_of_workers(kind):
     torch.manual_seed(1)  # not what they draw from
     if kind in ("random", "pcg64", "torch"):  # one of each library
         assert epochs(dataset, PROCESSES, persistent_workers=True) == expected
-    assert epochs(dataset, THREADS) == expected
-    assert epochs(dataset, MANY) == expected
-    assert epochs(Owner(Draws(KINDS[kind](3)))) == expected
-    assert epochs(Owner(Draws(KINDS[kind](4)))) != expected
+    for workers in (THREADS, MANY):
+        assert epochs(dataset, workers) == expected
+    for seed in (3, 4):
+        assert (epochs(Owner(Draws(KINDS[kind](seed)), place)) == expected) is (seed == 3)
     assert before[0] == dataset[0]
-
-
-@pytest.mark.parametrize("place", PLACES)
-def test_generator_is_found_where_datasets_keep_it(place):
-    """In transforms, in lists and dicts of them, in partials and methods."""
-    dataset = Owner(Draws(np.random.default_rng(3)), place)
-    assert len(OwnedGenerators(dataset).found) == 1
-    expected = epochs(dataset)
-    assert [len(set(epoch)) for epoch in expected] == [64, 64]
-    for workers in (THREADS, PROCESSES):
-        assert epochs(dataset, workers) == expected, workers
 
 
 def test_seed_of_the_loader_seeds_generators_without_one():
@@ -243,11 +237,12 @@ ALSO_ASKED = {**METHODS, **dict.fromkeys(("items", "keys", "values"), fail)}
 
 @pytest.mark.parametrize("kind", [type("L", (list,), METHODS), type("D", (dict,), ALSO_ASKED)])
 def test_no_method_of_an_object_is_called(kind):
-    """Not even to ask for its length."""
-    inside, beside = random.Random(1), random.Random(2)
-    value = kind([("a", inside)])
-    vars(value)["kept"] = beside
-    assert {*OwnedGenerators((value,)).found} == {inside, beside}
+    """Not even to ask for its length. Keys are found, and attributes, also of what is too long to
+    be entered."""
+    key, inside, *beside = map(random.Random, range(4))
+    short, long = kind([(key, inside)]), kind([(n, random.Random()) for n in range(10_000)])
+    vars(short)["kept"], vars(long)["kept"] = beside
+    assert {*OwnedGenerators((short, long)).found} == {key, inside, *beside}
 
 
 @pytest.mark.parametrize("depth", [10, 3_000])
