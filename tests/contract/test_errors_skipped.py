@@ -18,8 +18,8 @@ from support.loaders import PATIENCE_SECONDS, DataLoader, epoch_of
 from support.seats import FORKED, NONE, ONE, THREADS, in_seats
 from torch.utils.data import DistributedSampler, IterableDataset, Subset
 
+from spdl_torch.engine.channel import Channel
 from spdl_torch.errors import PipelineFailure
-from spdl_torch.loader.backends.jobs import Epoch
 
 everywhere = in_seats(NONE, THREADS, FORKED)
 none_or_one = in_seats(NONE, ONE)
@@ -361,13 +361,13 @@ def test_error_does_not_keep_the_batch_alive():
 
 def test_failures_are_in_the_trace_before_the_loop_has_their_batch(monkeypatch):
     """However long its worker takes to go on."""
-    checked, deliver = threading.Event(), Epoch.deliver
+    checked, put_at = threading.Event(), Channel.put_at
 
-    def and_no_further(epoch, result):
-        deliver(epoch, result)
+    def and_no_further(results, *result):
+        put_at(results, *result)
         assert checked.wait(PATIENCE_SECONDS)
 
-    monkeypatch.setattr(Epoch, "deliver", and_no_further)
+    monkeypatch.setattr(Channel, "put_at", and_no_further)
     loader = skipping(THREADS, Noisy(8, {3, 5}), batch_size=8)
     next(batches := iter(loader))
     found = sorted(each["key"] for each in failures_in(loader))

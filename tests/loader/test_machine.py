@@ -6,6 +6,7 @@ import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from time import sleep
 
 import pytest
 from support.datasets import Indices, Positioned
@@ -15,7 +16,7 @@ from support.seats import in_every_seat
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.autotune import Limits
-from spdl_torch.engine.shared import SharedCounter
+from spdl_torch.engine.shared import LiveObjects, SharedCounter
 from spdl_torch.loader import user_warnings
 from spdl_torch.loader.backends.jobs import SharedJob
 from spdl_torch.loader.checkpoint.epoch import Given
@@ -25,7 +26,6 @@ from spdl_torch.machine.probes import probe_counters
 from spdl_torch.machine.readings import probes_between
 from spdl_torch.observe import Cause, Probes, judge, make_report
 from spdl_torch.pipeline import PipelineBuilder
-from spdl_torch.testing.thread_safety import threads_interleaved
 
 
 @pytest.fixture
@@ -147,18 +147,26 @@ def test_threads_that_the_gil_holds_up_are_warned_of_once(seat, monkeypatch, cap
 
 
 def together(work):
-    """Call ``work`` on each of four threads, which change places between any two lines."""
+    """Call ``work`` on each of four threads, which change places at any step."""
     begin = threading.Barrier(4)
-    with threads_interleaved(), ThreadPoolExecutor(4) as pool:
+
+    def step(frame, event, _):
+        frame.f_trace_opcodes = True
+        sleep(0)
+        return step
+
+    threading.settrace(step)
+    with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda number: (begin.wait(), work(number)), range(4)))
+    threading.settrace(None)
 
 
 def test_numbers_and_samples_are_given_once():
     """Of a counter, and of a job that workers share, whose last one finds all samples made."""
     counter, numbers = SharedCounter(), []
-    together(lambda _: numbers.extend(next(counter) for _ in range(200)))
-    assert sorted(numbers) == list(range(800))
-    job, made, lasts = SharedJob(Given(0, list(range(800)), 0, False, 0)), [], []
+    together(lambda _: numbers.extend(next(counter) for _ in range(50)))
+    assert sorted(numbers) == list(range(200))
+    job, made, lasts = SharedJob(Given(0, list(range(200)), 0, False, 0)), [], []
 
     def work(worker):
         number = job.take()
@@ -169,8 +177,28 @@ def test_numbers_and_samples_are_given_once():
             lasts.append(len(made))
 
     together(work)
-    assert sorted(made) == list(range(800))
-    assert lasts == [800]
+    assert sorted(made) == list(range(200))
+    assert lasts == [200]
+
+
+def test_live_objects_are_listed_while_others_come_and_go():
+    """None is kept alive, and one that has the number of another that is gone is listed, too."""
+    things, kept = LiveObjects(), []
+
+    def add():
+        kept.append(Indices())
+        things.add(kept[-1])
+
+    for _ in range(10):
+        add()
+    for thing in things.now():
+        add()
+        del thing, kept[0]
+    assert things.now()[-10:] == kept
+    for _ in range(500):  # each is soon where the last one was
+        kept.clear()
+        add()
+        assert things.now() == kept
 
 
 MANY = 2_000

@@ -3,7 +3,9 @@
 import copy
 import random
 import types
+from contextlib import nullcontext
 from functools import partial, reduce
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from spdl_torch import DataLoader
 from spdl_torch.loader.rng.keys import Purpose, StreamKey
 from spdl_torch.loader.rng.owned import OwnedGenerators
+from spdl_torch.objects.members import Unfinished, members, walk
 
 NONE = {}
 THREADS = {"num_workers": 3, "isolation": "thread"}
@@ -254,6 +257,19 @@ def test_search_that_ends_early_says_so_once(depth, caplog, monkeypatch):
         OwnedGenerators(chain)
     assert len(caplog.messages) == (depth > 2_000)
     assert all("stopped after 2000 objects" in each and "Keep" in each for each in caplog.messages)
+
+
+def test_walk_gives_each_object_once_and_whole_levels():
+    """Nearest first, where there are cycles, too; one that ends early leaves out the deepest."""
+    deep = [[]]
+    root = [[deep, deep], [deep]]
+    root.append(root)
+    levels = [root], root[:2], [deep], deep
+    for most, num_levels in ((1, 1), (2, 2), (3, 2), (4, 3), (9, 4)):
+        found = []
+        with pytest.raises(Unfinished) if num_levels < 4 else nullcontext():
+            found.extend(walk([root], members, most))
+        assert [*map(id, found)] == [*map(id, chain(*levels[:num_levels]))]
 
 
 def test_seeds_of_two_generators_and_two_purposes_differ():
