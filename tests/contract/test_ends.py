@@ -15,7 +15,7 @@ from support import warm
 from support.at_call import AtCall
 from support.datasets import BulkData, GatedData, Indices, MapData, StreamData
 from support.folders import TESTS
-from support.gates import is_gone, is_running, shared_memory_of, until
+from support.gates import is_gone, is_running, run_child, shared_memory_of, until
 from support.inside import placement_of, state_of
 from support.loaders import (
     PATIENCE_SECONDS,
@@ -112,6 +112,27 @@ def test_what_lives_until_the_interpreter_is_taken_down_ends_without_a_word(tmp_
     words = ["-W", "ignore", "-c", textwrap.dedent(program)]
     done = warm.run(words, timeout=60, ends_whole=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_batches_are_made_after_torch_has_taken_out_operators():
+    """As for a daemon thread that loads while the program ends: torch takes out what Python code
+    has registered before that thread is stopped."""
+    done = run_child("""
+        import atexit
+        atexit.register(lambda: print(next(batches).tolist()))  # after torch's own functions
+        import torch
+        from spdl_torch import DataLoader
+
+        class Squares(torch.utils.data.Dataset):
+            def __len__(self):
+                return 4
+            def __getitem__(self, index):
+                return torch.tensor(index * index)
+
+        batches = iter(DataLoader(Squares(), 2))
+        print(next(batches).tolist())
+    """)
+    assert done == (0, "[0, 1]\n[4, 9]\n", "")
 
 
 class ThreadContext(SpawnContext):

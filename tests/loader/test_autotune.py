@@ -177,6 +177,28 @@ def test_reason_is_given_when_nothing_is_left_to_gain(stages, options, reason):
     assert model.rate(model.counts) >= 0.95 * model.optimum(bounds)
 
 
+def test_step_is_taken_back_that_takes_too_much_memory():
+    """However much it gains: the threads that it added keep more in flight than was known."""
+    model = Model([ModelStage("slow", 0.05)], counts={"slow": 4}, bytes_per_thread=100)
+    tuner = Tuner(Bounds(threads=64, cores=1000, memory_bytes=1000))
+    model.counts.update([tuner.step(model.window())[0]])
+    model.bytes_per_thread *= 2
+    change, decisions = tuner.step(model.window())
+    assert change == ("slow", 4)
+    assert [*map(str, decisions)] == ["slow: 6 -> 4, 80.0 -> 120.0 items/s: memory"]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 1000), st.floats(0.0, 0.05))
+def test_noise_does_not_keep_it_from_ending(seed, noise):
+    """It settles, near the optimum, also where windows differ by some per cent."""
+    stages = [ModelStage("read", 0.001), ModelStage("decode", 0.06)]
+    model = Model(stages, noise=noise, random=random.Random(seed))
+    bounds = Bounds(threads=40, cores=1000)
+    tune(model, bounds, windows=100)
+    assert model.rate(model.counts) >= 0.5 * model.optimum(bounds)
+
+
 def test_it_looks_again_when_the_data_changes():
     """Decoding takes four times as long from now on."""
     model = Model([ModelStage("decode", 0.02)], step=0.01)

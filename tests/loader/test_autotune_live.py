@@ -137,7 +137,8 @@ def test_prefetch_fits_into_the_memory():
 
 
 def test_decisions_reach_the_trace_and_the_log(at_random, caplog):
-    """With the keys that are promised."""
+    """With the keys that are promised. The last thousand are kept; whoever has read them has what
+    there was then."""
     caplog.set_level(logging.INFO, logger="spdl_torch.autotune")
     loader = ThreadLoader(MapData(100), num_workers=auto(2, **at_random))
     assert len(epoch_of(loader)) == 100
@@ -146,6 +147,10 @@ def test_decisions_reach_the_trace_and_the_log(at_random, caplog):
     assert [i.details for i in instants] == [d.as_details() for d in decisions]
     assert set(instants[0].details) == {"t", "stage", "from", "to", "before", "after", "reason"}
     assert str(decisions[0]) in caplog.text
+    for _ in range(1100):
+        tuning_of(loader)._report(decisions[0], None)
+    assert len(loader.decisions) == 1000
+    assert len(decisions) == len(instants)
 
 
 def doubled(item):

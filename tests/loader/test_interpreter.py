@@ -19,6 +19,7 @@ from support.gates import in_thread, result_of
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.lazy_names import collected_later
+from spdl_torch.machine.garbage import Collections
 from spdl_torch.machine.starting import handlers_deferred
 from spdl_torch.observe import recording, recording_gc, tracing
 from spdl_torch.pipeline import PipelineBuilder
@@ -111,6 +112,20 @@ def test_collector_is_afterwards_as_it_was(is_on, ends_first):
     may_end.set()
     result_of(importing)
     assert gc.isenabled() is is_on
+
+
+def test_runs_are_noted_once():
+    """Whoever has them noted; with what Python says of them."""
+    collections = Collections()
+    with collected_later():
+        for _ in range(2):
+            collections.begin()
+        for generation in (0, 1, 2, 1):
+            gc.collect(generation)
+        collections.end()
+        gc.collect()
+    assert [each.info["generation"] for each in collections.taken()] == [0, 1, 2, 1]
+    assert collections.taken() == []
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)

@@ -1,22 +1,24 @@
 """What is the machine's and the process's: cores, one number for whoever asks, the GIL, and what
 several threads read at once."""
 
+import hashlib
 import os
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from time import sleep
 
 import pytest
 from support.datasets import Indices, Positioned
-from support.gates import in_thread, result_of
+from support.gates import PATIENCE_SECONDS, in_thread, result_of
 from support.readings import reading, shown, stage
-from support.seats import in_every_seat
+from support.seats import FORKED, THREADS, in_every_seat, in_seats
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.autotune import Limits
-from spdl_torch.engine.shared import LiveObjects, SharedCounter
+from spdl_torch.engine.shared import SharedCounter
 from spdl_torch.loader import user_warnings
 from spdl_torch.loader.backends.jobs import SharedJob
 from spdl_torch.loader.checkpoint.epoch import Given
@@ -24,8 +26,8 @@ from spdl_torch.loader.stats.stats import EpochStats
 from spdl_torch.machine import limits, readings
 from spdl_torch.machine.probes import probe_counters
 from spdl_torch.machine.readings import probes_between
-from spdl_torch.observe import Cause, Probes, judge, make_report
-from spdl_torch.pipeline import PipelineBuilder
+from spdl_torch.observe import Cause, Probes, flight_recorder, judge, make_report, recording
+from spdl_torch.pipeline import PipelineBuilder, TaskStatsHook
 
 
 @pytest.fixture
@@ -90,6 +92,63 @@ def test_one_batch_is_enough_to_measure_waits_for_a_core(kind):
     assert report.probes.helper_cores is not None
     assert report.probes.num_cores == limits.usable_cores()
     assert "no core for" in shown(report)
+
+
+@LINUX
+def test_threads_that_watch_have_no_part_in_waits_for_a_core(tmp_path):
+    """Those of hooks, recordings and a flight recorder wait most of the time: only the time of
+    those at work is what the waits are a share of."""
+    gate = threading.Barrier(2)
+
+    class Hook(TaskStatsHook):
+        def interval_stats_callback(self, stats):
+            pass
+
+    def op(item):
+        gate.wait(PATIENCE_SECONDS)
+        gate.wait(PATIENCE_SECONDS)
+
+    builder = PipelineBuilder().add_source(range(1)).pipe(op).add_sink()
+    pipeline = builder.build(task_hook_factory=lambda info: [Hook(info, 3600)])
+    with recording(pipeline, tmp_path / "run.db"), flight_recorder(tmp_path), pipeline.auto_stop():
+        gate.wait(PATIENCE_SECONDS)
+        before = after = probe_counters()
+        while after.wall_ns - before.wall_ns < 2 * 10**8:
+            after = probe_counters()
+        gate.wait(PATIENCE_SECONDS)
+    num_counted = (after.thread_ns - before.thread_ns) / (after.wall_ns - before.wall_ns)
+    assert num_counted == pytest.approx(1, abs=0.1)
+
+
+class OnThreads(Indices):
+    """Each sample is computed on so many threads, which end with it."""
+
+    def __init__(self, threads):
+        super().__init__(8)
+        self.threads = threads
+
+    def __getitem__(self, index):
+        work = partial(hashlib.pbkdf2_hmac, "sha256", b"x", b"y", 50_000)  # without the GIL
+        if not self.threads:
+            work()
+        with ThreadPoolExecutor(max(1, self.threads)) as pool:
+            for _ in range(self.threads):
+                pool.submit(work)
+        return index
+
+
+@LINUX
+@pytest.mark.parametrize("threads", [0, 2])
+@in_seats(THREADS, FORKED)
+def test_cpu_of_threads_that_an_op_starts_is_counted(seat, threads):
+    """As a library's own threads, which are gone when the call returns; and nobody else's."""
+    loader = seat.loader(OnThreads(threads), num_workers=1)
+    assert len(list(loader)) == 8
+    report = loader.report()
+    fetch = report.stats.stages[0].tasks
+    own = fetch.ave_cpu_time * fetch.num_tasks
+    helpers = report.probes.helper_cores * report.stats.elapsed
+    assert helpers > own if threads else helpers < own / 4
 
 
 def test_pipeline_without_statistics_has_no_probes():
@@ -179,26 +238,6 @@ def test_numbers_and_samples_are_given_once():
     together(work)
     assert sorted(made) == list(range(200))
     assert lasts == [200]
-
-
-def test_live_objects_are_listed_while_others_come_and_go():
-    """None is kept alive, and one that has the number of another that is gone is listed, too."""
-    things, kept = LiveObjects(), []
-
-    def add():
-        kept.append(Indices())
-        things.add(kept[-1])
-
-    for _ in range(10):
-        add()
-    for thing in things.now():
-        add()
-        del thing, kept[0]
-    assert things.now()[-10:] == kept
-    for _ in range(500):  # each is soon where the last one was
-        kept.clear()
-        add()
-        assert things.now() == kept
 
 
 MANY = 2_000
