@@ -16,10 +16,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import fsspec
 import pytest
 from hypothesis import HealthCheck, settings
-from support import (
-    early_names,  # noqa: F401 - before any file of tests can start a loader
-    spawned,
-)
+from support import early_names  # noqa: F401 - before any file of tests can start a loader
 from support.at_call import TooLate
 from support.gates import quiet_log, spdl_threads
 from support.loaders import assert_threads_end
@@ -41,15 +38,8 @@ settings.register_profile(
 settings.load_profile("same")
 
 # A fork server's child imports what it needs: torch, in seconds, for each of hundreds of workers.
-# The server has it: it is forked from the process that other programs are forked from. What a child
-# owns is the same.
-spawned.fork_the_fork_servers()
-multiprocessing.set_forkserver_preload(
-    [
-        *("spdl_torch.loader.backends.processes.child", "torchvision", "pytest", "hypothesis"),
-        "tests.support.served",
-    ]
-)
+# The server has it, and programs are forked from it, too. What a child owns is the same.
+multiprocessing.set_forkserver_preload(["tests.support.served"])
 
 # Datasets of tests are defined where they are used, and pickled nowhere: workers are forked, as by
 # default on Linux up to Python 3.13.

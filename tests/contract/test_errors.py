@@ -550,7 +550,7 @@ def test_error_class_of_the_script_is_itself_from_a_spawned_worker(tmp_path):
     """There the script is called ``__mp_main__``."""
     script = tmp_path / "script.py"
     script.write_text(OF_A_SCRIPT)
-    done = warm.run(["-W", "ignore", script], forks=True)
+    done = warm.run(["-W", "ignore", script])
     assert done.stdout == "True 3\n", done.stderr
 
 

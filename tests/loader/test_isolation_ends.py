@@ -15,7 +15,7 @@ from multiprocessing import forkserver
 
 import psutil
 import pytest
-from support import spawned, warm
+from support import warm
 from support.at_call import AtCall
 from support.folders import TESTS
 from support.forks import fork_server
@@ -24,6 +24,7 @@ from support.inside import children_of, doing_in, pids_of
 from support.isolated import isolated, nothing_left
 from support.isolation_data import Images, Noting, Spawning
 from support.loaders import PATIENCE_SECONDS
+from support.seats import SPAWN
 from torch.utils.data import DataLoader as TorchLoader
 
 __all__ = ["nothing_left"]
@@ -42,7 +43,7 @@ METHODS_AND_ENDS = [
 @pytest.mark.parametrize(("method", "how"), METHODS_AND_ENDS)
 def test_worker_lets_the_dataset_end_as_torchs_does(method, how, tmp_path):
     """Its finalizer runs, and its open files are written to their ends."""
-    context = spawned.context() if method == "spawn" else method
+    context = SPAWN if method == "spawn" else method
     options = {"num_workers": 2, "multiprocessing_context": context}
     found = []
     for number, kind in enumerate([TorchLoader, isolated]):
@@ -89,7 +90,7 @@ def test_script_without_a_main_guard_says_so(tmp_path, method, sample):
         f"list(DataLoader([{sample}], num_workers=1, isolation='process'))\n",
         encoding="utf-8",
     )
-    done = warm.run([file], timeout=50, forks=True)
+    done = warm.run([file], timeout=50)
     if method == "fork":
         assert (done.returncode, done.stderr) == (0, "")
         return
@@ -184,7 +185,7 @@ def test_loading_goes_on_when_the_group_gets_a_signal(tmp_path):
     source = textwrap.dedent(GOES_ON.format(tests=str(TESTS)))
     (tmp_path / "program.py").write_text(source, encoding="utf-8")
     arguments = ["-W", "error", "-W", NOT_OURS, tmp_path / "program.py"]
-    with warm.start(arguments, start_new_session=True, forks=True) as program:
+    with warm.start(arguments, start_new_session=True) as program:
         stdout, stderr = outcome_of(program)
     assert stdout.split() == ["loading", "starting", "stopping", "done"], stderr
     assert (program.returncode, stderr) == (0, "")
@@ -252,7 +253,7 @@ HIT_AT_THE_START = """
 def test_child_ends_that_misses_a_signal_to_the_group():
     """A trainer without a handler ends at once, and its child, which obeys none yet, after it."""
     words = ["-c", textwrap.dedent(HIT_AT_THE_START)]
-    with warm.start(words, start_new_session=True, forks=True) as program:
+    with warm.start(words, start_new_session=True) as program:
         stdout, stderr = outcome_of(program)
     assert (program.returncode, stderr) == (-signal.SIGHUP, "")
     until(lambda: not is_running(int(stdout)))

@@ -412,7 +412,7 @@ def test_nothing_is_left_when_the_program_ends(end, expected, last, tmp_path):
     """However it does, in the middle of an epoch, below another pipeline."""
     file = tmp_path / "program.py"
     file.write_text(PROGRAM.format(end=end), encoding="utf-8")
-    ends = {"start_new_session": True, "ends_whole": True, "forks": True}
+    ends = {"start_new_session": True, "ends_whole": True}
     done = warm.run([file], timeout=2 * PATIENCE_SECONDS, **ends)
     assert done.returncode == expected, done.stderr
     assert done.stdout.split(), done.stderr

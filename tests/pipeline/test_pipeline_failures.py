@@ -13,7 +13,6 @@ from fractions import Fraction
 from multiprocessing import get_all_start_methods, get_context
 
 import pytest
-from support import spawned
 from support.forks import end_at_once
 from support.gates import (
     PATIENCE_SECONDS,
@@ -290,7 +289,7 @@ def fail_in_child(item):
 
 @pytest.fixture(scope="module")
 def processes():
-    with ProcessPoolExecutor(1, mp_context=spawned.context()) as pool:
+    with ProcessPoolExecutor(1, mp_context=get_context("forkserver")) as pool:
         pool.submit(os.getpid)  # starts its process, which no test leaves behind then
         yield pool
 
@@ -343,7 +342,8 @@ def test_process_pool_forks_the_thread_that_starts_the_pipeline():
 def test_executor_that_takes_no_more_calls_fails_the_pipeline(is_shut, order):
     """A worker process that dies breaks the pool: the endless run ends with that error, which is
     no item's fault; so it does where the executor was shut down."""
-    pool = ThreadPoolExecutor(1) if is_shut else ProcessPoolExecutor(1, spawned.context())
+    served = get_context("forkserver")
+    pool = ThreadPoolExecutor(1) if is_shut else ProcessPoolExecutor(1, served)
     pipe = {"executor": pool, "concurrency": 2, "output_order": order, "max_failures": 1.0}
     builder = PipelineBuilder().add_source(iter(range(10**9))).pipe(abs, concurrency=2)
     with pool:

@@ -132,7 +132,7 @@ def test_page_works_when_it_is_followed(page, tmp_path, monkeypatch, photographs
         if '__name__ == "__main__"' in block.text:
             script = tmp_path / f"{page.stem}_{block.line}.py"
             script.write_text(source, encoding="utf-8")
-            done = warm.run([script], forks=True)
+            done = warm.run([script])
             assert done.returncode == 0, done.stderr
             assert "Warning" not in done.stderr, done.stderr
         else:

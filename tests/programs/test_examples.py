@@ -78,7 +78,7 @@ def test_benchmark_numpy_writes_a_table_for_the_plot(tmp_path, capsys):
 def smoke(program, *options, cwd=None):
     """The lines of a short run."""
     command = [EXAMPLES / program, "--smoke", *options]
-    done = warm.run(command, cwd=cwd, timeout=SECONDS, forks=True)
+    done = warm.run(command, cwd=cwd, timeout=SECONDS)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()
 
@@ -150,7 +150,7 @@ def start(*arguments):
     """The running program, alone in its process group; its workers are forked."""
     options = ["--device", "cpu", "--num-threads", 1, "--width", 16, "--height", 16]
     command = [EXAMPLES / "image_dataloading.py", *options, *arguments]
-    return warm.start(command, start_new_session=True, forks=True)
+    return warm.start(command, start_new_session=True)
 
 
 def frames_and_batches(printed, who="all, whole run"):

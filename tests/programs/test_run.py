@@ -272,9 +272,9 @@ def start_cold(folder, *words):
     return subprocess.Popen([sys.executable, *words], **options, **pipes)
 
 
-def start(folder, *words, forks=True, **environment):
-    """One that has torch imported from the start, and so have its children if they are forks."""
-    options = {"cwd": folder, "start_new_session": True, "forks": forks}
+def start(folder, *words, **environment):
+    """One that has torch imported from the start, and so have its children."""
+    options = {"cwd": folder, "start_new_session": True}
     return warm.start(words, env={**os.environ, **environment}, **options)
 
 
@@ -354,7 +354,7 @@ def test_children_load_with_ours_and_report_once(folder):
     """Whether they are spawned, forked or a server's; a fork reports only on loaders of its own.
     The file has the figures of all, and each has its page."""
     words = *UNDER_RUN, "--record", "run.db", "--html", "page.html", "children.py"
-    under_run = start(folder, *words, forks=False)  # its children import torch when they need it
+    under_run = start_cold(folder, *words)  # so that its children are, too
     status, _, err = compared(start(folder, "children.py"), under_run)
     assert status == 0
     assert sites(err) == [*["children.py:11"] * 3, "children.py:15"]
@@ -464,7 +464,6 @@ def test_torchs_loader_is_watched(words, folder):
 def test_comparison_ends_the_program_in_turns(folder, monkeypatch, capsys):
     """By an exception that it does not catch by accident. It says before what happens, and at the
     end what each loop gained."""
-    warm.server(())  # which itself is started as ever
     monkeypatch.chdir(folder)
     with open("turns.txt", "w") as file:
 

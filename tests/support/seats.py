@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import multiprocessing
 from dataclasses import dataclass, field
+from multiprocessing.context import ForkServerProcess, SpawnContext
 from typing import Any
 
 import pytest
 
 from spdl_torch import DataLoader
-from support import spawned
 from support.covering import by_pairs
 from support.loaders import torch_loader
 
@@ -67,6 +67,13 @@ def _in_processes(method: Any) -> dict[str, Any]:
     return {"num_workers": NUM_WORKERS, "isolation": "process", "multiprocessing_context": method}
 
 
+class _SpawnContext(SpawnContext):
+    """``spawn`` by its name, whose children need not import torch: the fork server has it."""
+
+    Process = ForkServerProcess
+
+
+SPAWN = _SpawnContext()
 _ON_THREADS = {"num_workers": NUM_WORKERS, "isolation": "thread"}
 
 NONE = Seat("none", {"num_workers": 0})
@@ -75,7 +82,7 @@ ONE = Seat("one thread", {**_ON_THREADS, "num_workers": 1}, are_threads=True)
 """For few tests: to an iterable no worker and one are alike."""
 FORKED = Seat("forked", _in_processes("fork"), are_processes=True)
 SERVED = Seat("forkserver", _in_processes("forkserver"), are_processes=True)
-SPAWNED = Seat("spawned", _in_processes(spawned.context()), are_processes=True)
+SPAWNED = Seat("spawned", _in_processes(SPAWN), are_processes=True)
 SEATS = (NONE, THREADS, FORKED, SERVED, SPAWNED)
 WITH_WORKERS = tuple(seat for seat in SEATS if seat is not NONE)
 

@@ -25,14 +25,14 @@ PATIENCE_SECONDS = 100  # how long a hang takes to fail; the machine may be busy
 pytestmark = pytest.mark.timeout(2 * PATIENCE_SECONDS + 20)
 
 
-def run(*command, preload=(), ranks=({},)):
+def run(*command, ranks=({},)):
     """Run a program once in each of these environments; end all its processes if one hangs."""
 
     def end_all_of(program):
         if program.returncode is None:
             os.killpg(program.pid, signal.SIGKILL)
 
-    options = {"stderr": STDOUT, "start_new_session": True, "preload": preload}
+    options = {"stderr": STDOUT, "start_new_session": True}
     with ExitStack() as stack:
         programs = []
         for rank in ranks:
@@ -45,10 +45,10 @@ def run(*command, preload=(), ranks=({},)):
         assert program.returncode == 0, text
 
 
-def run_ranks(world, *command, preload=()):
+def run_ranks(world, *command):
     """Run ranks that find what torchrun gives them, without it: it has a test of its own."""
     with torchrun.environments(world) as ranks:
-        run(*command, preload=preload, ranks=ranks)
+        run(*command, ranks=ranks)
 
 
 def seen_by_ranks(folder, world):
@@ -118,7 +118,6 @@ def test_training_goes_on_when_a_rank_was_killed(tmp_path):
 
 TRAINERS = {  # what the ranks import, and how many samples they have
     "lightning": ("lightning", NUM_SAMPLES),  # which starts the second rank itself
-    "fabric": ("lightning", NUM_SAMPLES),
     "accelerate": ("accelerate", NUM_SAMPLES + 2),
     "ray": ("ray.train", NUM_SAMPLES),
 }
@@ -134,11 +133,9 @@ def seen_under(tmp_path_factory):
         pytest.importorskip(library)
         folder = tmp_path_factory.mktemp(trainer)
         if trainer in ("lightning", "ray"):
-            preload = ["lightning"] if trainer == "lightning" else []
-            quiet = {"RAY_USAGE_STATS_ENABLED": "0"}
-            run(PROGRAM, trainer, folder, preload=preload, ranks=[quiet])
+            run(PROGRAM, trainer, folder, ranks=[{"RAY_USAGE_STATS_ENABLED": "0"}])
         else:
-            run_ranks(2, PROGRAM, trainer, folder, preload=[library])
+            run_ranks(2, PROGRAM, trainer, folder)
         return seen_by_ranks(folder, 2)
 
     return seen
