@@ -1,13 +1,31 @@
 """What tests look into to wait for a moment, and where it is kept: here alone."""
 
+from operator import attrgetter, methodcaller
+
 from torch.utils.data import DataLoader
 
 from spdl_torch.loader import placing
 
-
-def run_of(pipeline):
-    """The threads and queues of a pipeline."""
-    return pipeline._run
+placement_of = placing.placement_of
+"""Where a loader's workers would be now, and why."""
+run_of = attrgetter("_run")
+"""The threads and queues of a pipeline."""
+lock_of = attrgetter("_lock")
+"""The lock of a channel, for a test that holds it."""
+kept_by = attrgetter("_store")
+"""Where a cached dataset keeps its samples."""
+state_of = attrgetter("_state")
+"""What a loader remembers from epoch to epoch; where an iterator is in its epoch."""
+is_asked = attrgetter("_is_asked")
+"""Whether a next() is under way, in the middle of an iterator's epoch: it waits."""
+give_out = methodcaller("_fill")
+"""Give out the jobs that an iterator may give out now, as it does with each batch."""
+doing_in = methodcaller("_at_work")
+"""What an iterator's workers do now, as a loop that waits too long is told."""
+is_tuned = attrgetter("_is_tuned")
+"""Whether the number of a loader's workers is found by trying."""
+tuning_of = methodcaller("_tuning_state")
+"""What a loader's tuning has found out, from epoch to epoch."""
 
 
 def check_balance(pipeline):
@@ -24,29 +42,9 @@ def check_balance(pipeline):
             assert 0 <= lost <= discarding, f"{taken=} {delivered=} {dropped=} {failed=}"
 
 
-def lock_of(part):
-    """The lock of a channel, for a test that holds it."""
-    return part._lock
-
-
-def kept_by(dataset):
-    """Where a cached dataset keeps its samples."""
-    return dataset._store
-
-
-def state_of(source):
-    """What a loader remembers from epoch to epoch; where an iterator is in its epoch."""
-    return source._state
-
-
 def backend_of(source):
     """The workers of an iterator, or of a loader that keeps its iterator."""
     return (source._iterator if isinstance(source, DataLoader) else source)._backend
-
-
-def is_asked(iterator):
-    """Whether a next() is under way, in the middle of an epoch: it waits."""
-    return iterator._is_asked
 
 
 def num_ready(iterator):
@@ -77,31 +75,6 @@ def resize(batches, number):
     tuner.set_count("num_workers", number)
 
 
-def give_out(batches):
-    """Give out the jobs that an iterator may give out now, as it does with each batch."""
-    batches._fill()
-
-
-def doing_in(batches):
-    """What an iterator's workers do now, as a loop that waits too long is told."""
-    return batches._at_work()
-
-
 def forget_iterator(loader):
     """Have it keep none, as Lightning does when a loop has ended."""
     loader._iterator = None
-
-
-def placement_of(loader):
-    """Where a loader's workers would be now, and why."""
-    return placing.placement_of(loader)
-
-
-def is_tuned(loader):
-    """Whether the number of its workers is found by trying."""
-    return loader._is_tuned
-
-
-def tuning_of(loader):
-    """What tuning has found out, from epoch to epoch."""
-    return loader._tuning_state()

@@ -5,6 +5,7 @@ to fork and to leave.
 """
 
 import gc
+import importlib
 import sys
 from pathlib import Path
 
@@ -15,21 +16,14 @@ sys.path.insert(0, TESTS)
 # frozen. A program can import it.
 sys.modules["triton"] = None
 gc.disable()  # what is imported is no garbage
-
-import hypothesis  # noqa: E402
-import pytest  # noqa: E402
-import torchvision  # noqa: E402
-
-from spdl_torch.loader.backends.processes import child  # noqa: E402
-from support import datasets, hooks, isolation_data, warm  # noqa: E402
-from support.memory import make_cheap_to_fork  # noqa: E402
-
-sys.path.remove(TESTS)
-del sys.modules["triton"]
-__all__ = ["child", "datasets", "hooks", "hypothesis", "isolation_data", "pytest", "torchvision"]
-__all__ += ["warm"]
-
+for name in (
+    *("torchvision", "pytest", "hypothesis", "spdl_torch.loader.backends.processes.child"),
+    *("support.datasets", "support.hooks", "support.isolation_data", "support.warm"),
+):
+    importlib.import_module(name)
 gc.enable()
 gc.collect()
 gc.freeze()
-make_cheap_to_fork()
+importlib.import_module("support.memory").make_cheap_to_fork()
+del sys.modules["triton"]
+sys.path.remove(TESTS)
