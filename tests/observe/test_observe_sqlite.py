@@ -9,12 +9,14 @@ import queue
 import re
 import signal
 import sqlite3
+import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 
 import pytest
+from support import warm
 from support.forks import fork
-from support.gates import PATIENCE_SECONDS, in_thread, result_of, run_child, until
+from support.gates import PATIENCE_SECONDS, in_thread, result_of, until
 from support.readings import queue_entry, task_entry, write
 
 from spdl_torch.observe import (
@@ -89,12 +91,12 @@ def test_last_figures_are_in_the_file_when_the_process_just_ends(tmp_path, end, 
             for _ in range(10):
                 pipeline.get_item()
 
-        os.chdir({str(tmp_path)!r})
         {"; ".join(make if first == "writer" else make[::-1])}
         {end}
     """
-    found, _, errors = run_child(program, timeout=PATIENCE_SECONDS * 3)
-    assert found == code, errors
+    words = ["-c", textwrap.dedent(program)]
+    done = warm.run(words, cwd=tmp_path, timeout=PATIENCE_SECONDS, ends_whole=True)
+    assert done.returncode == code, done.stderr
     (row,) = query_task_stats(tmp_path / "s.db")
     assert row["num_tasks"] >= 10
     assert rows(tmp_path / "s.db", "SELECT ended IS NOT NULL FROM run") == [(1,)]

@@ -12,6 +12,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 import torch
+from support import warm
 from support.at_call import AtCall, TooLate
 from support.gates import (
     PATIENCE_SECONDS,
@@ -27,11 +28,9 @@ from support.gates import (
     no_leak,
     pipeline_of,
     result_of,
-    run_child,
     same,
     spdl_threads,
     spread,
-    start_child,
     until,
 )
 from support.inside import lock_of, run_of
@@ -349,14 +348,6 @@ def test_pipeline_whose_start_a_signal_cut_off_can_be_stopped(op, number):
     join_spdl_threads()
 
 
-# The engine needs nothing of torch; importing the package around it would, and takes seconds.
-ENGINE_ALONE = """
-import importlib.util, sys, types
-package = types.ModuleType("spdl_torch")
-package.__path__ = importlib.util.find_spec("spdl_torch").submodule_search_locations
-sys.modules["spdl_torch"] = package
-"""
-
 CHILD = """
 import os, sys, threading
 from spdl_torch.pipeline import PipelineBuilder, PipelineStopped
@@ -409,28 +400,27 @@ def pipeline(op, source=None, **options):
 )
 def test_interpreter_exits_whatever_the_pipeline_does(body):
     """Exit code 0, nothing on stderr, no hang."""
-    code, out, err = run_child(
-        ENGINE_ALONE + CHILD.format(grace=0.2) + body[1] + "\nprint('end of main')\n"
-    )
-    assert (code, err) == (0, "")
-    assert out == ("" if "in the loop" in body[0] else "end of main\n")
+    program = CHILD.format(grace=0.2) + body[1] + "\nprint('end of main')\n"
+    done = warm.run(["-c", program], timeout=PATIENCE_SECONDS, ends_whole=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == ("" if "in the loop" in body[0] else "end of main\n")
 
 
 @pytest.mark.parametrize(
     "body",
     {
-        "waiting": "p = pipeline(ablocked)\nprint('ready')\nfor _ in p: pass",
+        "waiting": "p = pipeline(ablocked)\nprint('ready', flush=True)\nfor _ in p: pass",
         "busy, auto_stop": (
             "with pipeline(same).auto_stop() as p:\n"
-            "    for n in p:\n        if n == 9: print('ready')"
+            "    for n in p:\n        if n == 9: print('ready', flush=True)"
         ),
-        "blocked op": "p = pipeline(blocked)\nprint('ready')\nfor _ in p: pass",
+        "blocked op": "p = pipeline(blocked)\nprint('ready', flush=True)\nfor _ in p: pass",
     }.items(),
     ids=lambda pair: pair[0],
 )
 def test_ctrl_c_ends_the_process(body):
     """SIGINT while the loop runs or waits: KeyboardInterrupt reaches the user, nothing hangs."""
-    child = start_child(ENGINE_ALONE + CHILD.format(grace=0.2) + body[1])
+    child = warm.start(["-c", CHILD.format(grace=0.2) + body[1]], ends_whole=True)
     assert child.stdout.readline() == "ready\n"
     child.send_signal(signal.SIGINT)
     _, err = child.communicate(timeout=PATIENCE_SECONDS)
@@ -464,8 +454,9 @@ print("exit", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 print([p.get_item() - first for _ in range(2)])
 p.stop()
 """
-    code, out, err = run_child(CHILD.format(grace=5.0) + body)
-    assert (code, err) == (0, "")
-    first, *lines = out.splitlines()
+    program = ["-c", CHILD.format(grace=5.0) + body]
+    done = warm.run(program, timeout=PATIENCE_SECONDS, ends_whole=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    first, *lines = done.stdout.splitlines()
     assert first.startswith("child: this process is a fork")
     assert lines == ["[0, 1, 2, 3, 4]", "exit 7", "[1, 2]"]

@@ -10,10 +10,8 @@ import gc
 import logging
 import os
 import re
-import subprocess
 import sys
 import sysconfig
-import textwrap
 import threading
 from collections import Counter
 from concurrent.futures import Future
@@ -280,28 +278,6 @@ class Hands:
 
     def report_interval(self, runner):
         """The test decides."""
-
-
-def run_child(code, *, timeout=PATIENCE_SECONDS):
-    """Run ``code`` in a fresh interpreter: (exit code, stdout, stderr)."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
-    return done.returncode, done.stdout, done.stderr
-
-
-def start_child(code):
-    """Start ``code`` in a fresh interpreter, its output piped and unbuffered."""
-    return subprocess.Popen(
-        [sys.executable, "-u", "-c", textwrap.dedent(code)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def multiset(items):
