@@ -169,7 +169,8 @@ class ImageFolder(torchvision.datasets.ImageFolder):  # type: ignore[misc]  # un
     def loading_remarks(self) -> tuple[str, ...]:
         """Return the remarks for a loader's report: hits and misses of the cache; what is slow."""
         remarks = () if self._store is None else (self._store.remark(),)
-        return remarks if is_compiled() or not has_gil() else (*remarks, _NOT_COMPILED)
+        is_slow = has_gil() and self._recipe() is not None and not is_compiled()
+        return (*remarks, _NOT_COMPILED) if is_slow else remarks
 
     def loading_counts(self) -> dict[str, int]:
         """Return the files that were found in the cache, and that were not, in this process."""

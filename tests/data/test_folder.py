@@ -197,11 +197,14 @@ def kernel_runs(request):
 
 
 def test_report_names_the_command_where_nothing_is_compiled(root):
-    """Where the kernel runs in Python, and there alone."""
+    """Where the kernel runs in Python, and there alone: not where it does not run."""
+    recipe = BATCHED["train, v1"]
     for way in WAYS:
         with running(way):
-            remarks = ImageFolder(root).loading_remarks()
+            remarks = ImageFolder(root, recipe).loading_remarks()
+            others = ImageFolder(root, recipe, loader=str), ImageFolder(root)
         assert ("build-kernel" in "".join(remarks)) == (way == "eager")
+        assert not any(each.loading_remarks() for each in others)
 
 
 def images_of(dataset, sampler, batch_size, seed=3):

@@ -3,6 +3,7 @@
 import gc
 import logging
 import math
+import os
 import threading
 from fractions import Fraction
 from functools import partial
@@ -211,6 +212,7 @@ def test_a_stall_is_written_once(tmp_path, caplog):
     ("make", "message"),
     [
         (tracing, "this is a folder"),
+        (lambda folder: tracing(f"{folder / 'none'}{os.sep}"), "this is a folder"),
         (partial(tracing, level="all"), 'level must be "item" or "batch", got \'all\''),
         (partial(flight_recorder, stall_seconds=0), "stall_seconds must be > 0, got 0"),
         (partial(flight_recorder, last_seconds=0), "last_seconds must be > 0, got 0"),

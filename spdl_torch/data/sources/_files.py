@@ -79,9 +79,12 @@ def find_files(
 ) -> list[str]:
     """Return the files that a path, a folder, a glob or a URL names, sorted.
 
-    ends: the endings of those to keep, in lower case. Raises: FileNotFoundError: there is none.
+    ends: the endings, in lower case, of those to keep of a folder.
+    Raises: FileNotFoundError: there is none.
     """
     names = _named(pattern, recursive, storage_options)
+    if names == [pattern] or glob.has_magic(pattern):
+        ends = None  # they are named, and not a folder's
     if ends is not None:
         names = [name for name in names if name.lower().endswith(ends)]
     if not names:

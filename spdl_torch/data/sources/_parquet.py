@@ -158,10 +158,7 @@ class Parquet(ShardSource):
         is_named = not glob.has_magic(pattern) and pattern.lower().endswith(_ENDINGS)
         if is_named and (is_url(pattern) or os.path.isfile(pattern)):
             return [pattern]
-        names = find_files("Parquet", pattern, False, self.storage_options)
-        if not glob.has_magic(pattern) and names != [pattern]:  # a folder's
-            return find_files("Parquet", pattern, False, self.storage_options, _ENDINGS)
-        return names
+        return find_files("Parquet", pattern, False, self.storage_options, _ENDINGS)
 
     def _items(self, start: int) -> Iterator[dict[str, Any]]:
         """Yield the items from the ``start``-th row of this part on."""

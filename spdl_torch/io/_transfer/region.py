@@ -114,40 +114,22 @@ class LimitedLocker:
         self._is_refused = False
 
 
-class Region:
-    """An mmap whose pages stay locked as long as anything views it.
+class Mapped:
+    """An mmap, from which tensors are made."""
 
-    The pages must be unlocked before the mapping goes: afterwards another mapping may have the
-    address, and would be unlocked in its place. A dying mmap is unmapped before its finalizers
-    run. So every array of it holds this object, which unlocks and then lets go of the mmap.
-    """
+    is_locked = False
+    """Whether the pages are locked."""
 
-    def __init__(
-        self, memory: mmap.mmap, locker: CudaBackend | LimitedLocker | None = None
-    ) -> None:
-        self._locker: CudaBackend | LimitedLocker | None = None  # who has locked it
+    def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory
         self._address = int(np.frombuffer(memory, np.uint8).ctypes.data)
-        self._pid = os.getpid()
-        self._wanted = locker
-        self.lock()
 
     def lock(self) -> None:
-        """Lock the pages, unless they are locked, or the locker refuses."""
-        locker = self._wanted
-        if self._locker is not None or locker is None:
-            return
-        if locker.lock_pages(self._address, len(self._memory)):
-            self._locker = locker
+        """Lock the pages, if they are to be locked and are not."""
 
     def __len__(self) -> int:
         """Return the size in bytes."""
         return len(self._memory)
-
-    @property
-    def is_locked(self) -> bool:
-        """Whether the pages are locked."""
-        return self._locker is not None
 
     def array(self, num_bytes: int) -> np.ndarray[Any, Any]:
         """Return the first bytes. The array has no base, so it is the base of all its views."""
@@ -158,22 +140,46 @@ class Region:
         them, and where they are locked, no copy reads them any more.
         """
         owner = self.array(num_bytes)
-        if self._locker is None:  # CUDA has read such memory when the call returns
-            loans.lend(owner, value)
-        else:
-            self._locker.readers.lend(owner, self, partial(loans.give_back, value))
+        loans.lend(owner, value)  # CUDA has read such memory when the call returns
+        return owner
+
+
+class Region(Mapped):
+    """An mmap whose pages stay locked as long as anything views it.
+
+    The pages must be unlocked before the mapping goes: afterwards another mapping may have the
+    address, and would be unlocked in its place. A dying mmap is unmapped before its finalizers
+    run. So every array of it holds this object, which unlocks and then lets go of the mmap.
+    """
+
+    def __init__(self, memory: mmap.mmap, locker: CudaBackend | LimitedLocker) -> None:
+        super().__init__(memory)
+        self._locker = locker
+        self._pid = os.getpid()
+        self.lock()
+
+    def lock(self) -> None:
+        """Lock the pages, unless they are locked, or the locker refuses."""
+        if not self.is_locked:
+            self.is_locked = self._locker.lock_pages(self._address, len(self._memory))
+
+    def lent(self, num_bytes: int, loans: Loans[T], value: T) -> np.ndarray[Any, Any]:
+        if not self.is_locked:
+            return super().lent(num_bytes, loans, value)
+        owner = self.array(num_bytes)
+        self._locker.readers.lend(owner, self, partial(loans.give_back, value))
         return owner
 
     def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
         # At exit the system unlocks everything. In a forked process the lock is the parent's.
-        if self._locker is not None and not is_exiting() and os.getpid() == self._pid:
+        if self.is_locked and not is_exiting() and os.getpid() == self._pid:
             self._locker.unlock_pages(self._address)
 
 
 class _Exposed:
     """The array interface of a region; numpy keeps this object as long as the array lives."""
 
-    def __init__(self, region: Region, address: int, num_bytes: int) -> None:
+    def __init__(self, region: Mapped, address: int, num_bytes: int) -> None:
         self._region = region
         self.__array_interface__ = {
             "version": 3,

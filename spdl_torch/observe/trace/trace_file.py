@@ -7,6 +7,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import os
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -35,8 +36,9 @@ _BASE = "baseTimeNanoseconds"
 
 def path_to_write(path: str | PathLike[str]) -> Path:
     """Return the path, if a trace can be written there."""
+    is_folder = str(path).endswith((os.sep, os.altsep or os.sep))  # that Path forgets
     path = Path(path)
-    if path.is_dir():
+    if is_folder or path.is_dir():
         raise ValueError(f"{path}: a trace must be a file, and this is a folder. Add a name to it.")
     if path.suffix in _OTHER_COMPRESSIONS:
         raise ValueError(f"{path}: a trace is compressed by gzip alone: end the name in .gz.")

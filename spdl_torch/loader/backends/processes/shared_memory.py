@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from ....engine.shared import LiveObjects, Loans, lock_held_at_forks
-from ....io._transfer.region import Region, mapped_file
+from ....io._transfer.region import Mapped, mapped_file
 from ....io._transfer.slabs import rounded_up
 from ...fetching.collating import LARGE_BYTES
 from .pickling import pickled
@@ -102,7 +102,7 @@ class SlabPool:
     def viewed(self, slab: Slab) -> torch.Tensor:
         """Return a slab's bytes for tensors of this process. While one of them lives, nobody gets
         the slab, even if it was given back."""
-        owner = Region(slab.memory).array(slab.size)
+        owner = Mapped(slab.memory).array(slab.size)
         self._viewed.add(slab.number)
         self._views.lend(owner, slab.number)
         return torch.from_numpy(owner)
@@ -247,14 +247,14 @@ class Mappings:
     """
 
     def __init__(
-        self, most_held: int, *, lock: Callable[[mmap.mmap], Region] | None = None
+        self, most_held: int, *, lock: Callable[[mmap.mmap], Mapped] | None = None
     ) -> None:
         self.num_copied = 0
         """The number of batches that were copied out because the loop keeps many."""
-        self.regions: dict[int, Region] = {}
+        self.regions: dict[int, Mapped] = {}
         """The slabs that are mapped, by number."""
         self._most_held = most_held
-        self._region_of = lock or Region
+        self._region_of = lock or Mapped
         self._lent: set[int] = set()  # also those that are back, until they are read
         self._loans: Loans[int] = Loans()
         self._free: list[int] = []  # read, and not reported yet
@@ -265,7 +265,7 @@ class Mappings:
     def open(self, slab: int, size: int, file: File) -> None:
         """Map a new slab, and close its file. Its pages are found when they are read: the loop may
         be waiting here."""
-        find = mmap.mmap if self._region_of is Region else mapped_file
+        find = mmap.mmap if self._region_of is Mapped else mapped_file
         try:
             memory = find(file, size)
         finally:
@@ -299,7 +299,7 @@ class Mappings:
         keep their own memory alive.
         """
         self.regions.clear()
-        self._region_of = Region  # the statistics keep this object: drop the device stage from it
+        self._region_of = Mapped  # the statistics keep this object: drop the device stage from it
 
     def freed(self) -> Free:
         """Return the slabs that have become free since the last call."""
