@@ -17,7 +17,7 @@ LONG_PROGRAMS = (
     "test_examples_imagenet.py",
     "test_docs.py",
     "test_demo.py",
-    "test_testing_threads.py",
+    "test_testing.py",
     "test_bench.py",
     "test_prepare.py",
 )
