@@ -7,6 +7,7 @@ import shutil
 import signal
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import patch
 
 # Before torch is imported. Its intra-op threads spin while they wait for one another, which is
 # quick where each has a core; beside other processes of tests they take the cores from those for
@@ -66,13 +67,32 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave out the long forms where they are not asked for, and give them their time."""
+    """Leave out the long forms where they are not asked for, and give them their time; put long
+    files first, and those of the last rooms before their others, each with its tests in order."""
     long_items = {item for item in items if item.get_closest_marker("long")}
     for item in long_items:
         item.add_marker(pytest.mark.timeout(600 + 2 * _long_seconds(config)))
     if long_items and not config.option.long:
         items[:] = [item for item in items if item not in long_items]
         config.hook.pytest_deselected(items=list(long_items))
+    items.sort(key=_place)
+
+
+# Each process of a run takes the next file when it has done one: a long one that begins last would
+# leave the others without work. What imports Lightning stays late: it never gets smaller again, and
+# a fork of a process takes twice the time then.
+LONG = ("test_loader_interrupts.py", "test_stores.py", "test_child_pipelines.py")
+LONG_OF_LAST_ROOMS = (
+    *("test_resume_lightning.py", "test_lightning_monitor.py", "test_examples_imagenet.py"),
+    *("test_docs.py", "test_demo.py", "test_testing.py", "test_bench.py"),
+    "test_prepare.py",
+)
+
+
+def _place(item):
+    name, is_late = item.path.name, item.path.parent.name in ("programs", "trainers")
+    long_ones = LONG_OF_LAST_ROOMS if is_late else LONG
+    return is_late, long_ones.index(name) if name in long_ones else len(long_ones)
 
 
 def _long_seconds(config):
@@ -158,16 +178,10 @@ def _garbage_of_this_file_alone(request):
 def _environment_of_this_test_alone():
     """Take back what libraries write into the environment, such as the rank of a training. A thread
     that a library has put before all others of the machine would keep the cores from them."""
-    before, policy = dict(os.environ), _scheduling_policy()
-    yield
+    policy = _scheduling_policy()
+    with patch.dict(os.environ):
+        yield
     assert _scheduling_policy() == policy
-    after = dict(os.environ)
-    after.pop("PYTEST_CURRENT_TEST", None)
-    for name in after.keys() - before.keys():
-        del os.environ[name]
-    for name in before.keys() - {"PYTEST_CURRENT_TEST"}:
-        if after.get(name) != before[name]:
-            os.environ[name] = before[name]
 
 
 def _scheduling_policy():
@@ -201,9 +215,7 @@ def pytest_sessionstart():
 
 
 def pytest_configure(config):
-    """Files in the order of ``order.py``; and what a machine of few cores, or Python from 3.12 on
-    at each fork beside threads, warns of."""
-    config.pluginmanager.import_plugin("support.order")
+    """What a machine of few cores, or Python from 3.12 on at each fork beside threads, warns of."""
     for ignored in (
         "This DataLoader will create:UserWarning",
         ".*multi-threaded:DeprecationWarning",

@@ -4,6 +4,7 @@ Hundreds of workers, and the programs of ``warm``, find what they need, and a me
 to fork and to leave.
 """
 
+import contextlib
 import gc
 import importlib
 import sys
@@ -20,7 +21,8 @@ for name in (
     *("torchvision", "pytest", "hypothesis", "spdl_torch.loader.backends.processes.child"),
     *("support.datasets", "support.hooks", "support.isolation_data", "support.warm"),
 ):
-    importlib.import_module(name)
+    with contextlib.suppress(ImportError):  # torchvision is not everywhere
+        importlib.import_module(name)
 gc.enable()
 gc.collect()
 gc.freeze()
