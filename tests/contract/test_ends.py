@@ -2,6 +2,7 @@
 
 import gc
 import signal
+import subprocess
 import sys
 import textwrap
 import threading
@@ -15,7 +16,7 @@ from support import warm
 from support.at_call import AtCall
 from support.datasets import BulkData, GatedData, Indices, MapData, StreamData
 from support.folders import TESTS
-from support.gates import is_gone, is_running, run_child, shared_memory_of, until
+from support.gates import is_gone, is_running, shared_memory_of, until
 from support.inside import placement_of, state_of
 from support.loaders import (
     PATIENCE_SECONDS,
@@ -117,7 +118,7 @@ def test_what_lives_until_the_interpreter_is_taken_down_ends_without_a_word(tmp_
 def test_batches_are_made_after_torch_has_taken_out_operators():
     """As for a daemon thread that loads while the program ends: torch takes out what Python code
     has registered before that thread is stopped."""
-    done = run_child("""
+    program = """
         import atexit
         atexit.register(lambda: print(next(batches).tolist()))  # after torch's own functions
         import torch
@@ -131,8 +132,10 @@ def test_batches_are_made_after_torch_has_taken_out_operators():
 
         batches = iter(DataLoader(Squares(), 2))
         print(next(batches).tolist())
-    """)
-    assert done == (0, "[0, 1]\n[4, 9]\n", "")
+    """
+    words = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[0, 1]\n[4, 9]\n", "")
 
 
 class ThreadContext(SpawnContext):
