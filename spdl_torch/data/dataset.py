@@ -24,7 +24,7 @@ from ..loader.checkpoint.lightning_states import follow_trainer
 from ..loader.fetching.collating import collate_into, is_torchs_collate
 from ..loader.sampling.parts import OwnRank, Tail, check_tail, length_of_shard, padding_of_shard
 from ..loader.stats.counts import DatasetCounts
-from ..loader.stats.figures import with_remarks_of
+from ..loader.stats.stats import with_remarks_of
 from ..observe.store.epoch_watchers import between_epochs
 from ..pipeline.pipeline import Pipeline
 from .dataset_state import DatasetState

@@ -205,7 +205,7 @@ def _apart(work: Callable[..., _Answer], *arguments: object) -> _Answer:
     """
     if sys.platform != "linux":
         return work(*arguments)
-    from ..machine.starting import handlers_deferred
+    from ..handlers import handlers_deferred
 
     context = multiprocessing.get_context("fork")
     reader, writer = context.Pipe(duplex=False)

@@ -7,9 +7,9 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from ..locks import LiveObjects
 from .channel import Mark
 from .failures import describe
-from .shared import LiveObjects
 from .stage import Stage
 
 if TYPE_CHECKING:

@@ -14,11 +14,10 @@ from itertools import takewhile
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from ..locks import RLock, in_forked_child
+from ..locks import LiveObjects, RLock, SharedCounter, in_forked_child
 from ..machine.probes import long_collections
 from .failures import text_of
 from .rings import ConsumerRing, Ring, read_row
-from .shared import LiveObjects, SharedCounter
 from .timeline import Instant, QueueTrack, Role, Timeline, TwoClocks, row_since
 
 if TYPE_CHECKING:

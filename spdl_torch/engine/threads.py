@@ -22,12 +22,11 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any
 
-from ..locks import in_forked_child
+from ..handlers import start
+from ..locks import LiveObjects, in_forked_child
 from ..machine.probes import thread_ends
-from ..machine.starting import start
 from ..machine.thread_times import call_itself
 from ..scopes import scope
-from .shared import LiveObjects
 
 _logger = logging.getLogger("spdl_torch.pipeline")
 

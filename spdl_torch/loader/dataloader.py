@@ -21,7 +21,7 @@ from .iterator import LoaderIterator
 from .loader_state import LoaderState
 from .placing import placement_of
 from .sampling.sampler_chain import divides_itself, has_length, is_shared_out
-from .stats.figures import with_remarks_of
+from .stats.stats import with_remarks_of
 from .user_warnings import warn_once
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from ..objects.kinds import GENERATORS
+from ..objects.members import GENERATORS
 from .rng.owned import state_of
 
 

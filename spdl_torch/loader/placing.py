@@ -28,8 +28,7 @@ import torch
 from torch.utils.data import TensorDataset, default_collate, default_convert
 
 from ..handlers import unless_of_handler
-from ..objects.kinds import PLAIN_VALUES
-from ..objects.members import Unfinished, members, walk
+from ..objects.members import PLAIN_VALUES, Unfinished, members, walk
 from ..observe.verdict.placement import Placement
 from .rng.patches import install
 

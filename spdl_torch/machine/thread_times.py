@@ -18,9 +18,8 @@ from functools import cache
 from time import clock_gettime_ns, perf_counter_ns, process_time_ns, thread_time_ns
 from typing import NamedTuple, TypeVar
 
-from ..handlers import unless_of_handler
+from ..handlers import started_ns, unless_of_handler
 from ..locks import RLock
-from .starting import started_ns
 
 T = TypeVar("T")
 

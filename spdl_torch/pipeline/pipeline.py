@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from ..engine.definition import BuildOptions
 from ..engine.recorder import FlightRecorder
 from ..engine.run import Run, RunState
-from ..engine.shared import weakly
 from ..errors import PipelineFailure, PipelineStopped
 from ..handlers import unless_of_handler
+from ..locks import weakly
 from ..scopes import scope
 
 if TYPE_CHECKING:

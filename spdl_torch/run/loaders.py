@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 from torch.utils.data import DataLoader as TorchDataLoader
 
 # What makes reports comes now: Ctrl-C during an import when a loader goes would be lost.
-import spdl_torch.loader.stats.figures
+import spdl_torch.loader.stats.stats
 
 from ..loader.dataloader import DataLoader as OurDataLoader
 from ..locks import in_forked_child

@@ -15,7 +15,7 @@ from torchvision import transforms
 
 from spdl_torch import DataLoader, ImageFolder
 from spdl_torch.data import cached
-from spdl_torch.loader.stats.figures import with_remarks_of
+from spdl_torch.loader.stats.stats import with_remarks_of
 from spdl_torch.observe import Probes, make_report
 from spdl_torch.observe.verdict.advice import AT_ONCE, AT_ONCE_OR_CACHED, CACHED
 

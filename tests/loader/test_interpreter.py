@@ -18,9 +18,9 @@ from support.forks import found_in_fork
 from support.gates import in_thread, result_of
 
 from spdl_torch import DataLoader, PipelineDataset
+from spdl_torch.handlers import handlers_deferred
 from spdl_torch.lazy_names import collected_later
-from spdl_torch.machine.garbage import Collections
-from spdl_torch.machine.starting import handlers_deferred
+from spdl_torch.machine.probes import Collections
 from spdl_torch.observe import recording, recording_gc, tracing
 from spdl_torch.pipeline import PipelineBuilder
 

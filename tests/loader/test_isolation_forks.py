@@ -20,8 +20,8 @@ from support.isolation_data import Images
 from support.loaders import PATIENCE_SECONDS, ThreadLoader as DataLoader, torch_loader
 from torch.utils.data import RandomSampler
 
-from spdl_torch.engine.shared import lock_held_at_forks
 from spdl_torch.loader.backends import activity as activity_module
+from spdl_torch.locks import lock_held_at_forks
 
 __all__ = ["nothing_left"]
 

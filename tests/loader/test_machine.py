@@ -18,11 +18,11 @@ from support.seats import FORKED, THREADS, in_every_seat, in_seats
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.autotune import Limits
-from spdl_torch.engine.shared import SharedCounter
 from spdl_torch.loader import user_warnings
 from spdl_torch.loader.backends.jobs import SharedJob
 from spdl_torch.loader.checkpoint.epoch import Given
 from spdl_torch.loader.stats.stats import EpochStats
+from spdl_torch.locks import SharedCounter
 from spdl_torch.machine import limits, readings
 from spdl_torch.machine.probes import probe_counters
 from spdl_torch.machine.readings import probes_between

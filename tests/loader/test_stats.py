@@ -15,8 +15,8 @@ from spdl_torch.engine import counters as counters_module
 from spdl_torch.engine.counters import QueueCounters, TaskCell
 from spdl_torch.engine.statistics import queue_stats, task_stats
 from spdl_torch.loader.backends.processes import worker_process
-from spdl_torch.loader.fetching import timing as timing_module
-from spdl_torch.loader.fetching.timing import timed
+from spdl_torch.loader.fetching import batch_maker as maker_module
+from spdl_torch.loader.fetching.batch_maker import timed
 from spdl_torch.loader.stats.stats import WorkersStats
 from spdl_torch.machine.histogram import Histogram, percentile
 from spdl_torch.pipeline import StageInfo, TaskStatsHook
@@ -218,7 +218,7 @@ def clocked_run(calls):
     """Time calls that take these wall and CPU times, each after others in which none runs."""
     clock, cell = FakeClock(), TaskCell()
     with pytest.MonkeyPatch.context() as patch:
-        clock.install(patch, timing_module, counters_module)
+        clock.install(patch, maker_module, counters_module)
         for before, times in calls:
             clock.advance(*before)
             timed(cell, clock.advance, *times)

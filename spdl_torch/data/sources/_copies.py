@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from time import perf_counter_ns, time_ns
 from typing import Any, BinaryIO, TypeAlias
 
-from spdl_torch.engine.shared import lock_held_at_forks
 from spdl_torch.scopes import scope
 
 from ...io._cache.folders import NO_ROOM, Descriptor, is_at, locked, open_file, own_folder
+from ...locks import lock_held_at_forks
 
 _logger = logging.getLogger("spdl_torch.data")
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...engine.shared import lock_held_at_forks
+from ...locks import lock_held_at_forks
 from ...scopes import scope
 from .folders import DATA, INDEX, is_at, locked, open_file
 

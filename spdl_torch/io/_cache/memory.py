@@ -34,8 +34,8 @@ import tempfile
 from typing import Any
 
 from ...checks import check_bytes
-from ...engine.shared import SharedCounter
 from ...handlers import unless_of_handler
+from ...locks import SharedCounter
 from ...machine.limits import Limits
 from . import folders
 from .store import Store

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...objects.kinds import is_plain_tensor
+from ...objects.members import is_plain_tensor
 
 if TYPE_CHECKING:
     from torch import Tensor

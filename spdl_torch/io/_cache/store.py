@@ -17,9 +17,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from ...engine.shared import lock_held_at_forks
 from ...handlers import unless_of_handler
-from ...locks import RLock
+from ...locks import RLock, lock_held_at_forks
 from ...scopes import scope
 from . import folders
 from .contents import RECORD, Contents, Record

@@ -24,8 +24,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Generator, Tensor
 
-from ...engine.shared import lock_held_at_forks
 from ...handlers import unless_of_handler
+from ...locks import lock_held_at_forks
 from . import extension
 
 T = TypeVar("T")

@@ -23,7 +23,7 @@ from .region import Region, keepers, mapped
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .leaves import Recordable
+    from .tree import Recordable
 
 PER_THREAD_STREAM = 2
 """``cudaStreamPerThread``, SPDL's default for ``cuda_config(stream=)``. Here it stands for this

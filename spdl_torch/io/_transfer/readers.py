@@ -25,10 +25,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from ...engine.shared import Loans
-from ...locks import RLock
-from .leaves import is_plain
-from .tree import is_leaf
+from ...locks import Loans, RLock
+from .tree import is_leaf, is_plain
 
 if TYPE_CHECKING:
     from .cuda import CudaBackend, Event

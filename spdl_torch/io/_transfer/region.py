@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import torch
 
-from ...engine.shared import LiveObjects, Loans
 from ...handlers import unless_of_handler
-from ...locks import RLock
+from ...locks import LiveObjects, Loans, RLock
 from .slabs import ALIGNMENT, SMALL_BYTES, rounded_up
 
 if TYPE_CHECKING:

@@ -20,9 +20,21 @@ from spdl_torch.errors import UnsupportedOptionError
 from ...checks import check_whole
 from ...locks import RLock
 from . import cuda, slabs
-from .leaves import Recordable, can_be_pinned, goes_ahead, is_plain, memory_of, move
 from .region import BatchMemory, LimitedLocker
-from .tree import Leaf, Spots, leaves_of, map_spots, spots_of, spots_where
+from .tree import (
+    Leaf,
+    Recordable,
+    Spots,
+    can_be_pinned,
+    goes_ahead,
+    is_plain,
+    leaves_of,
+    map_spots,
+    memory_of,
+    move,
+    spots_of,
+    spots_where,
+)
 
 T = TypeVar("T")
 

@@ -14,8 +14,7 @@ from collections.abc import Iterator, Sequence
 from time import monotonic, perf_counter_ns, sleep
 from typing import TYPE_CHECKING
 
-from ...engine.shared import LiveObjects
-from ...locks import RLock, in_forked_child
+from ...locks import LiveObjects, RLock, in_forked_child
 from ...scopes import scope
 
 if TYPE_CHECKING:

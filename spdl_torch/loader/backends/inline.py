@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...engine.recorder import FlightRecorder
 from ..error_notes import is_of_handler
+from ..fetching.batch_maker import record_parts
 from ..fetching.items import Items
 from ..fetching.samples import maker_of
-from ..fetching.timing import record_parts
 from ..rng.owned import OwnedGenerators
 from ..rng.patches import of_thread
 from ..rng.streams import SampleContexts, SampleStreams, borrowers_in, to_give_back

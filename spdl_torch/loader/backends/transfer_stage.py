@@ -23,7 +23,7 @@ from ...engine.channel import ChannelClosed
 from ...engine.hooks import StageInfo, TaskStatsHook
 from ...errors import UnsupportedOptionError
 from ..error_notes import add_thread_note
-from ..fetching.timing import timed
+from ..fetching.batch_maker import timed
 from .jobs import Failed, Loaded
 
 if TYPE_CHECKING:

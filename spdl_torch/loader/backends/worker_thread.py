@@ -18,8 +18,8 @@ from torch.utils.data._utils import worker as torch_worker
 from ...engine.timeline import Outcome
 from ...scopes import scope
 from ..error_notes import Reason, add_thread_note
+from ..fetching.batch_maker import record_parts
 from ..fetching.samples import maker_of
-from ..fetching.timing import record_parts
 from ..rng.owned import OwnedGenerators
 from ..rng.patches import install_functions, of_thread
 from ..rng.streams import SampleContexts, SampleStreams, borrowers_in

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 
 from ...engine.channel import Channel, ChannelClosed, WaitIsOver
 from ...engine.recorder import FlightRecorder
-from ...engine.shared import weakly
 from ...engine.threads import ThreadGroup
 from ...errors import PipelineStopped
+from ...locks import weakly
 from ..checkpoint.epoch import Told
 from ..stats.stats import WorkersStats
 from .activity import describe_activities

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 from torch.utils.data import get_worker_info
 
 from ...handlers import unless_of_handler
-from ...objects.datasets import all_datasets
+from ...objects.members import all_datasets
 from ..error_notes import Reason, add_thread_note
 
 if TYPE_CHECKING:

@@ -16,9 +16,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...engine.failures import FailureBudget, describe, renew_note, text_of
+from ...engine.failures import (
+    MOST_KEPT,
+    FailureBudget,
+    describe,
+    remarks_on_left_out,
+    renew_note,
+    text_of,
+)
 from ...errors import PipelineFailure, UnsupportedOptionError
-from ...observe.verdict.skipped import MOST_KEPT, remarks_on_left_out
 from ...shown_text import printable, shortened
 
 if TYPE_CHECKING:

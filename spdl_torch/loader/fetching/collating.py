@@ -20,7 +20,7 @@ from torch.utils.data._utils.collate import (
     default_collate_fn_map,
 )
 
-from ...objects.kinds import is_plain_tensor
+from ...objects.members import is_plain_tensor
 
 LARGE_BYTES = 64 * 1024
 

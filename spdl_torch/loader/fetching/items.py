@@ -21,8 +21,7 @@ from ..checkpoint.user_state import (
 )
 from ..error_notes import add_thread_note, is_of_handler, is_users
 from .bad_samples import MOST_IN_A_ROW, EndOfIterable, nothing_good
-from .batch_maker import BatchMaker
-from .timing import END, LONG_SAMPLES, timed
+from .batch_maker import END, LONG_SAMPLES, BatchMaker, timed
 
 if TYPE_CHECKING:
     from .bad_samples import BadSample

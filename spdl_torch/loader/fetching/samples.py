@@ -20,7 +20,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from ...engine.failures import describe
 from ...io._storage import room_in_batch
-from ...objects.kinds import is_memory
+from ...objects.members import is_memory
 from ..error_notes import (
     add_thread_note,
     describe_indices,
@@ -29,10 +29,9 @@ from ..error_notes import (
     noted_sample,
 )
 from .bad_samples import MISSING, nothing_good
-from .batch_maker import BatchMaker
+from .batch_maker import LONG_SAMPLES, BatchMaker, timed
 from .collating import has_torchs_types_only, is_torchs_collate
 from .items import Items
-from .timing import LONG_SAMPLES, timed
 
 if TYPE_CHECKING:
     from ..checkpoint.user_state import WorkerState

@@ -27,12 +27,11 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
-from ...objects.kinds import GENERATORS
-from ...objects.members import Unfinished, is_leaf, members, reachable, walk
+from ...objects.members import GENERATORS, Unfinished, is_leaf, members, reachable, walk
 from .keys import mix
 
 if TYPE_CHECKING:
-    from ...objects.kinds import Generator
+    from ...objects.members import Generator
     from .keys import Purpose, StreamKey
 
 _logger = logging.getLogger("spdl_torch.data")

@@ -26,8 +26,8 @@ import numpy as np
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
-from ...engine.shared import lock_held_at_forks
-from ...machine.starting import start
+from ...handlers import start
+from ...locks import lock_held_at_forks
 from . import dispatch
 
 if TYPE_CHECKING:

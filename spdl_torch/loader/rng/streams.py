@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from ...locks import in_forked_child
-from ...objects.datasets import nested_datasets
+from ...objects.members import nested_datasets
 from ...scopes import scope
 from . import dispatch
 from .keys import (

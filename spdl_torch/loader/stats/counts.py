@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from ...engine.counters import ThreadCount
 from ...engine.hooks import StageInfo, TaskStatsHook
 from ...machine.probes import ProbeCounters, probe_counters
-from ...objects.datasets import all_datasets
+from ...objects.members import all_datasets
 
 if TYPE_CHECKING:
     from ...engine.counters import QueueCounters, TaskCell, TaskCounters

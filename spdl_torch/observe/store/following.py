@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ...engine.failures import SKIPPED, key_text
 from ...locks import RLock
-from ..verdict.skipped import SKIPPED, key_text
 from .entries import DECISION_EVENT, EventLogEntry, interval_entry
 
 if TYPE_CHECKING:

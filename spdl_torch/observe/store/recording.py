@@ -17,7 +17,7 @@ from ...checks import checked_seconds
 from ...engine.threads import repeating
 from ...engine.timeline import TwoClocks
 from ...locks import RLock
-from ...machine.garbage import Collections
+from ...machine.probes import Collections
 from ...scopes import scope
 from ..verdict.causes import num_delivered
 from ..verdict.figures import legal_name

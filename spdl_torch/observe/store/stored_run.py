@@ -15,12 +15,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
+from ...engine.failures import LEFT_OUT, MOST_KEPT, SKIPPED, remarks_on_left_out
 from ...engine.statistics import AS_LATER, PipelineStats
 from ...machine.readings import probes_over
 from ...scopes import scope
 from ...shown_text import printable
 from ..verdict.report import Report, report_on
-from ..verdict.skipped import LEFT_OUT, MOST_KEPT, SKIPPED, remarks_on_left_out
 from .file import damaged, event_of, reading, rows_of
 
 if TYPE_CHECKING:

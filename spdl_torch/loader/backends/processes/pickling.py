@@ -31,7 +31,7 @@ import torch
 from torch.multiprocessing.reductions import reduce_tensor
 
 from ....engine.failures import attach_note
-from ....objects.kinds import is_plain_tensor
+from ....objects.members import is_plain_tensor
 from ...fetching.collating import LARGE_BYTES
 from .wire import File, content_of, in_file
 

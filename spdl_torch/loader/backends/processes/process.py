@@ -21,8 +21,8 @@ from multiprocessing import connection, process as processes, resource_tracker
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
+from ....handlers import handlers_deferred
 from ....locks import in_forked_child
-from ....machine.starting import handlers_deferred
 from ....scopes import scope
 from ...placing import starts_threads
 from ..activity import workers_at_rest

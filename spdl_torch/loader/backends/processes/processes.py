@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from ....engine.channel import Channel
 from ....engine.failures import attach_note
-from ....engine.shared import LiveObjects
-from ....machine.starting import handlers_deferred
+from ....handlers import handlers_deferred
+from ....locks import LiveObjects
 from ...error_notes import describe_batch
 from ...rng.patches import install_for_copies
 from ..jobs import Failed

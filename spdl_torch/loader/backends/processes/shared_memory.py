@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ....engine.shared import LiveObjects, Loans, lock_held_at_forks
 from ....io._transfer.region import Mapped, mapped_file
 from ....io._transfer.slabs import rounded_up
+from ....locks import LiveObjects, Loans, lock_held_at_forks
 from ...fetching.collating import LARGE_BYTES
 from .pickling import pickled
 from .wire import Free, Packed, anonymous_file

@@ -22,9 +22,8 @@ import torch
 import torch.distributed
 
 from ....engine.failures import notes_of, text_of
-from ....engine.shared import LiveObjects
 from ....handlers import unless_of_handler
-from ....locks import in_forked_child
+from ....locks import LiveObjects, in_forked_child
 from ...stats.counts import Readings
 from .child import Beginning, main
 from .error_pickle import unpack_error
