@@ -23,7 +23,7 @@ import torch
 import torchvision.transforms.v2 as transforms
 from PIL import Image
 from support import warm
-from support.datasets import Made as MadeBy
+from support.datasets import Made as MadeBy, Sized
 from support.forks import fork, found_in_fork, found_in_forks
 from support.gates import PATIENCE_SECONDS, in_thread, result_of, until
 from support.inside import kept_by, placement_of
@@ -43,8 +43,6 @@ from spdl_torch.loader.differences import path_of_difference
 forked = multiprocessing.get_context("fork")
 
 Pair = namedtuple("Pair", "image label")
-
-
 NUM_KILLED = 40
 
 
@@ -53,17 +51,14 @@ def content_of(number, size=1000):
     return random.Random(number).randbytes(size)
 
 
-class Made(torch.utils.data.Dataset):
+class Made(Sized):
     """Samples that are counted when they are made."""
 
     thread_safe = True
 
     def __init__(self, length, offset=0):
-        self.length, self.offset = length, offset
-        self.num_made = [0]
-
-    def __len__(self):
-        return self.length
+        super().__init__(length)
+        self.offset, self.num_made = offset, [0]
 
     def __getitem__(self, index):
         self.num_made[0] += 1
@@ -320,7 +315,6 @@ def random_part(sample):
 )
 def test_epochs_have_the_bits_of_no_cache(workers, isolation, tmp_path):
     """The first, which fills the cache, and the second, which reads it, wherever workers live."""
-
     plain = MadeBy(lambda index: random_part(Made(20)[index]), 20)
     expected = spdl_torch.DataLoader(plain, batch_size=4, shuffle=False, seed=3)
     kept = cached(Made(20), tmp_path, version=1, transform=random_part)
@@ -371,7 +365,6 @@ CROPS = transforms.Compose([transforms.RandomResizedCrop(6), transforms.ToImage(
         ("disk", {"transform": transforms.Resize((5, 5)), "loader": image_loader}),
         ("disk", {"transform": lambda image: int(np.asarray(image).sum())}),
     ],
-    ids=["memory", "disk", "loader", "pillow"],
 )
 def test_image_folder_reads_each_file_once(folder, place, options, tmp_path):
     """The same bits as without a cache; and, with a version, without the files."""
@@ -675,13 +668,13 @@ def test_rows_take_two_files_and_little_more_than_their_bytes(tmp_path):
 
 
 def test_others_go_on_behind_what_a_killed_one_left(tmp_path):
-    """Half a content, half a record: neither is found."""
+    """Half a content, half a record: neither is found. An empty one is not missing."""
     assert Store(str(tmp_path)).put(1, b"one")
     for name in ("data", "index"):
         with open(tmp_path / name, "ab") as half:
             half.write(b"half of it")
     store = Store(str(tmp_path))
     assert store.put(2, b"two")
-    assert store.put(4, b"")  # is not missing for that
+    assert store.put(4, b"")
     found = [Store(str(tmp_path)).get(key) for key in (1, 2, 3, 4)]
     assert found == [b"one", b"two", None, b""]

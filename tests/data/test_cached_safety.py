@@ -120,20 +120,33 @@ def a_file(path):
     return path
 
 
-BAD_FOLDERS = [
-    (of_another_user, "belongs to another user"),
-    (a_link, "is a link or a file"),
-    (open_to_others, r"open to others \(mode 0710\)"),
-    (a_file, "is a link or a file"),
-]
-
-
-@pytest.mark.parametrize(("make", "why"), BAD_FOLDERS)
-def test_folder_that_others_can_write_is_refused(make, why, tmp_path):
-    """With the reason, and before anything in it is opened."""
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (of_another_user, "belongs to another user"),
+        (a_link, "is a link or a file"),
+        (open_to_others, r"open to others \(mode 0710\)"),
+        (a_file, "is a link or a file"),
+    ],
+)
+def test_folder_that_others_can_write_is_not_used(make, why, tmp_path, monkeypatch):
+    """It is refused with the reason, before anything in it is opened. In memory another name is
+    taken: nothing is read or written there, and all processes agree."""
     place = make(tmp_path / "cache")
     with pytest.raises(ValueError, match=f"cache: {place} is refused: .*{why}.*could run code"):
         Store(str(place))
+    if make is of_another_user and os.geteuid():
+        pytest.skip("only root can give a folder away")
+    monkeypatch.setattr(memory, "_SHARED_MEMORY", str(tmp_path))
+    root = tmp_path / f"spdl_torch-cache-{os.geteuid()}"
+    place.rename(root)
+    dataset = cached(rows())
+    assert [dataset[index] for index in range(3)] == SAMPLES
+    own = Path(kept_by(dataset).folder)
+    assert own.parent == tmp_path / f"{root.name}-1"
+    assert Path(memory.memory_folder("another")).parent == own.parent
+    if root.is_dir():
+        assert not any(root.iterdir())
 
 
 def mode_of(path):
@@ -153,23 +166,6 @@ def test_cache_is_this_users_alone_whatever_the_umask(cache, mask, tmp_path, mon
     own = Path(kept_by(dataset).folder)
     assert [mode_of(folder) for folder in (own, own.parent)] == [0o700, 0o700]
     assert {mode_of(file) for file in own.iterdir()} == {0o600}
-
-
-@pytest.mark.parametrize("make", [of_another_user, a_link, open_to_others, a_file])
-def test_memory_has_another_name_where_its_own_is_taken(make, tmp_path, monkeypatch):
-    """By anybody, in any way: nothing is read or written there, and all processes agree."""
-    if make is of_another_user and os.geteuid():
-        pytest.skip("only root can give a folder away")
-    monkeypatch.setattr(memory, "_SHARED_MEMORY", str(tmp_path))
-    root = tmp_path / f"spdl_torch-cache-{os.geteuid()}"
-    make(root)
-    dataset = cached(rows())
-    assert [dataset[index] for index in range(3)] == SAMPLES
-    own = Path(kept_by(dataset).folder)
-    assert own.parent == tmp_path / f"{root.name}-1"
-    assert Path(memory.memory_folder("another")).parent == own.parent
-    if root.is_dir():
-        assert not any(root.iterdir())
 
 
 def test_training_goes_on_where_no_folder_can_be_made_in_memory(tmp_path, monkeypatch, caplog):

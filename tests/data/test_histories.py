@@ -7,10 +7,11 @@ import json
 import random
 from typing import NamedTuple
 
-import numpy as np
 import pytest
 import torch
 import torch.utils.data as torch_data
+from test_packing import some_sizes
+from test_sampling import in_turns
 
 from spdl_torch import DataLoader, DistributedSampler, PipelineDataset
 from spdl_torch.data import mix, pack
@@ -46,12 +47,6 @@ class Documents(torch_data.IterableDataset):
         return (torch.full((1 + 7 * number % 40,), number) for number in range(230))
 
 
-def sizes(number):
-    """Sizes as texts have them: many short ones, few long ones."""
-    drawn = np.random.default_rng(0).lognormal(1.5, 1.1, number)
-    return np.clip(drawn.astype(int), 1, 64).tolist()
-
-
 def loader_of(dataset, world, sampler, place, batch_size=None):
     """One rank's loader."""
     batch_size = batch_size and batch_size // world
@@ -62,17 +57,14 @@ def loader_of(dataset, world, sampler, place, batch_size=None):
 
 
 def mixture(world, rank, place, _):
-    sources = {name: Texts(100 * k, [1] * size) for k, (name, size) in enumerate(SOURCES.items())}
+    sources = {"a": Texts(0, [1] * 50), "b": Texts(100, [1] * 17), "c": Texts(200, [1] * 31)}
     shares = {0: {"a": 1, "b": 1, "c": 1}, 90: {"a": 6, "b": 0.5, "c": 1}}
     mixed = mix(sources, shares, seed=4, stop="never", num_samples=96)
     return loader_of(mixed, world, mixed.sampler(world, rank), place, GLOBAL_BATCH)
 
 
-SOURCES = {"a": 50, "b": 17, "c": 31}
-
-
 def packs_of_a_mixture(world, rank, place, _):
-    sources = {"a": Texts(0, sizes(40)), "b": Texts(1000, sizes(110))}
+    sources = {"a": Texts(0, some_sizes(40, 64)), "b": Texts(1000, some_sizes(110, 64))}
     mixed = mix(sources, {"a": 1, "b": 2}, seed=2, stop="never", num_samples=150)
 
     def size_at(position):
@@ -168,12 +160,6 @@ def samples_of(came, in_batches):
     if isinstance(came, dict) and in_batches:
         return [dict(zip(came, row, strict=True)) for row in zip(*came.values(), strict=True)]
     return came if in_batches else [came]
-
-
-def in_turns(parts):
-    """The order that the ranks walk through together."""
-    rounds = itertools.zip_longest(*parts)
-    return [each for dealt in rounds for each in dealt if each is not None]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.make.__name__)

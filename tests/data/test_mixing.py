@@ -173,13 +173,13 @@ def unknown_length(items):
 @given(sizes=lengths, weights=some_weights.filter(all), stop=st.sampled_from(["first", "all"]))
 def test_mixed_source_ends_and_begins_anywhere(known, sizes, weights, stop):
     """Where the sources' ends say, and ``iterate(start)`` is the rest from there."""
-    as_stream = as_source if known else unknown_length
+    as_stream, phases = as_source if known else unknown_length, shares_of(NAMES, named(weights))
     given_sources = {name: as_stream(items) for name, items in lists(sizes).items()}
     mixed = mix(given_sources, named(weights), seed=3, stop=stop, shuffle=False)
     assert isinstance(mixed, MixedSource) or known
     if known:  # lists alone are map-style
-        mixed = MixedSource(given_sources, mixed_phases(weights), seed=3, stop=stop)
-    endless = MixedSource(given_sources, mixed_phases(weights), seed=3, stop="never")
+        mixed = MixedSource(given_sources, phases, seed=3, stop=stop)
+    endless = MixedSource(given_sources, phases, seed=3, stop="never")
     items = list(mixed)
     assert items == endless_oracle(endless, sizes, stop)
     if known:
@@ -189,11 +189,6 @@ def test_mixed_source_ends_and_begins_anywhere(known, sizes, weights, stop):
             len(source)
     for start in {0, 1, len(items) // 2, len(items) - 1, len(items), len(items) + 5}:
         assert list(mixed.iterate(start)) == items[start:]
-
-
-def mixed_phases(weights):
-    """The phases that ``mix`` would make."""
-    return shares_of(NAMES, named(weights))
 
 
 def test_mixed_source_is_a_pipelines_source():

@@ -8,8 +8,8 @@ from contextlib import suppress
 import pytest
 from support.at_call import AtCall
 from support.covering import by_pairs
-from support.datasets import ShuffledSource
-from support.gates import Boom
+from support.datasets import Position, ShuffledSource
+from support.gates import Boom, asame, same
 
 import spdl_torch
 from spdl_torch import PipelineDataset
@@ -18,36 +18,6 @@ from spdl_torch.pipeline import PipelineBuilder
 from spdl_torch.testing import assert_resume_exact
 
 LENGTH = 9  # the runs from every item are as many as it has: their time is its square
-
-
-class Stateful:
-    """A source that keeps its own state, and tells what it was asked for."""
-
-    asked: list = []  # noqa: RUF012
-
-    def __init__(self, length):
-        self.length, self.position, self.begins_at = length, 0, 0
-
-    def __iter__(self):
-        self.position, self.begins_at = self.begins_at, 0
-        while self.position < self.length:
-            self.position += 1
-            self.asked.append(self.position - 1)
-            yield self.position - 1
-
-    def state_dict(self):
-        return {"position": self.position}
-
-    def load_state_dict(self, state):
-        self.begins_at = state["position"]
-
-
-def ones(item):
-    return item
-
-
-async def coroutine(item):
-    return item
 
 
 def drops_some(item):
@@ -89,14 +59,14 @@ SOURCES = {
     "list": lambda: list(range(LENGTH)),
     "shuffled": lambda: ShuffledSource(LENGTH),
     "seekable": lambda: ListSource(range(LENGTH)),
-    "stateful": lambda: Stateful(LENGTH),
+    "stateful": lambda: Position(LENGTH),
 }
 
 
 OPS = {
     "none": (),
-    "ones": (ones,),
-    "coroutine": (ones, coroutine),
+    "ones": (same,),
+    "coroutine": (same, asame),
     "drops some": (drops_some,),
     "fails some": (fails_some,),
     "twice": (twice,),
@@ -118,12 +88,9 @@ def test_items_are_not_made_again_where_nothing_was_lost(ops, first):
         made.append(item)
         return item
 
-    state, again = (
-        state_after(20, dataset_of(range(40), op, *ops)),
-        dataset_of(range(40), op, *ops),
-    )
+    dataset, again = (dataset_of(range(40), op, *ops) for _ in range(2))
+    again.load_state_dict(state_after(20, dataset))
     made.clear()
-    again.load_state_dict(state)
     list(again)
     assert min(made) == first
 
@@ -159,7 +126,7 @@ def test_a_loaders_state_that_counts_another_ranks_items_is_doubted():
     """The workers' datasets were not asked, and cannot know that their parts are others."""
 
     def make(num_replicas):
-        data = dataset_of(range(60), ones, num_replicas=num_replicas, rank=0)
+        data = dataset_of(range(60), same, num_replicas=num_replicas, rank=0)
         return spdl_torch.DataLoader(data, batch_size=None, num_workers=2, isolation="thread")
 
     loader, again = make(2), make(3)
@@ -180,7 +147,7 @@ MISFITS = {
     "parts": (lambda: part_of(2, LIST), lambda: part_of(4, LIST)),
     "source": (lambda: dataset_of(range(12)), lambda: dataset_of(range(2))),
     "items": (lambda: dataset_of(range(12), twice), lambda: dataset_of(range(1), twice)),
-    "keeper": (lambda: dataset_of(Stateful(12)), lambda: dataset_of(range(12))),
+    "keeper": (lambda: dataset_of(Position(12)), lambda: dataset_of(range(12))),
 }
 
 
@@ -200,7 +167,7 @@ def test_a_state_that_does_not_fit_stays_until_a_pass_begins(which):
 
 def test_items_out_of_order_are_reported(caplog):
     """Once: a state cannot be exact where items overtake each other."""
-    builder = PipelineBuilder().add_source(range(20)).pipe(ones, concurrency=3).add_sink()
+    builder = PipelineBuilder().add_source(range(20)).pipe(same, concurrency=3).add_sink()
     dataset = PipelineDataset(builder)
     iterator = iter(dataset)
     next(iterator)
@@ -213,8 +180,8 @@ def test_items_out_of_order_are_reported(caplog):
 
 def test_naming_another_pass_begins_it():
     """set_epoch() after a load means that pass, from its beginning."""
-    state = state_after(1, dataset_of(ShuffledSource(10), ones))
-    again = dataset_of(ShuffledSource(10), ones)
+    state = state_after(1, dataset_of(ShuffledSource(10), same))
+    again = dataset_of(ShuffledSource(10), same)
     again.load_state_dict(state)
     again.set_epoch(2)
     assert len(list(again)) == 10
@@ -222,7 +189,7 @@ def test_naming_another_pass_begins_it():
     again.set_epoch(0)
     assert len(list(again)) == 9
     again.set_epoch(2)  # after a whole pass, a state is of the one that was named
-    resumed = dataset_of(ShuffledSource(10), ones)
+    resumed = dataset_of(ShuffledSource(10), same)
     resumed.load_state_dict(again.state_dict())
     assert list(resumed) == list(again)
 
