@@ -4,15 +4,13 @@ that names the file, or the right frames."""
 import io
 import pickle
 import struct
-from fractions import Fraction
 
-import av
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from PIL import Image
-from support.videos import KINDS, decode_plainly, write_video
+from support.videos import KINDS, Kind, decode_plainly, write_video
 from test_io_audio import KINDS as SOUNDS, write as write_sound
 
 from spdl_torch.errors import DecodeError
@@ -81,31 +79,22 @@ def test_random_samplers_stay_within_the_video(num_frames, seconds, stride, seed
     torch.set_rng_state(state)
 
 
-def uneven_video(container, step, bf, num_frames=30, **options):
-    """H.264 of frames at such times, in milliseconds."""
-    with av.open(file := io.BytesIO(), "w", container, options=options) as out:
-        given = {"bf": bf, "preset": "veryfast", "x264-params": "log-level=none"}
-        stream = out.add_stream("libx264", rate=25, options=given)
-        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
-        stream.codec_context.time_base = Fraction(1, 1000)
-        for number in range(num_frames):
-            frame = av.VideoFrame.from_ndarray(np.full((48, 64, 3), 8 * number, np.uint8), "rgb24")
-            frame.pts, frame.time_base = step(number), Fraction(1, 1000)
-            out.mux(stream.encode(frame))
-        out.mux(stream.encode(None))
-    return file.getvalue()
+def uneven_video(container, step, bf="2", **more):
+    """H.264 at 25 frames a second, whose frames come at such places."""
+    options = {"bf": bf, "g": "8"}
+    return write_video(Kind(container, "libx264", options, step=step, num_frames=30, **more))
 
 
 def pause_near_the_end(number):
-    return 40 * number + 920 * (number >= 27)
+    return number + 23 * (number >= 27)
 
 
 def pause_near_the_beginning(number):
-    return 40 * number + 3000 * (number >= 1)
+    return number + 75 * (number >= 1)
 
 
 def pauses(number):
-    return 40 * number + 500 * (number // 7) + 1400 * (number >= 28)
+    return number + 13 * (number // 7) + 35 * (number >= 28)
 
 
 @pytest.mark.parametrize(("container", "bf"), [("mp4", "0"), ("matroska", "0"), ("matroska", "2")])
@@ -116,26 +105,27 @@ def test_a_sampler_is_told_the_duration_of_a_variable_rate(container, step, bf):
     told = []
     content = uneven_video(container, step, bf)
     clip = load_clip(content, lambda info: told.append(info) or uniform_frames(8)(info))
-    assert told[0].duration_seconds == pytest.approx((step(29) + 40) / 1000, abs=0.03)
+    assert told[0].duration_seconds == pytest.approx((step(29) + 1) / 25, abs=0.03)
     if container != "matroska":  # which does not state how many frames there are
         assert told[0].num_frames == 30
         assert told[0].frame_rate == pytest.approx(30 / told[0].duration_seconds)
     moments = uniform_frames(8)(told[0])
-    shown = [max(k for k in range(30) if step(k) <= 1000 * moment) for moment in moments]
-    assert clip.timestamps.tolist() == pytest.approx([step(k) / 1000 for k in shown], abs=1e-3)
+    shown = [max(k for k in range(30) if step(k) <= 25 * moment + 1e-6) for moment in moments]
+    assert clip.timestamps.tolist() == pytest.approx([step(k) / 25 for k in shown], abs=1e-3)
 
 
 def test_a_late_start_does_not_change_the_duration():
     """FFmpeg takes the end for a duration where it does not see the start."""
     told = []
-    content = uneven_video("matroska", lambda number: 500 + 3000 * number, "0", num_frames=2)
-    load_clip(content, lambda info: told.append(info) or uniform_frames(8)(info))
-    assert (told[0].start_seconds, told[0].duration_seconds) == pytest.approx((0.5, 3.04), abs=1e-3)
+    kind = Kind("matroska", "libx264", num_frames=2, step=lambda number: 12 + 75 * number)
+    load_clip(write_video(kind), lambda info: told.append(info) or uniform_frames(8)(info))
+    facts = told[0].start_seconds, told[0].duration_seconds
+    assert facts == pytest.approx((0.48, 3.04), abs=1e-3)
 
 
 def test_a_moment_up_to_the_stated_end_gives_the_last_frame():
     """An MP4 that is whole may state more than its frames last."""
-    content = bytearray(uneven_video("mp4", pause_near_the_beginning, "2", use_editlist="0"))
+    content = bytearray(uneven_video("mp4", pause_near_the_beginning, muxer={"use_editlist": "0"}))
     place = content.index(b"mdhd") + 16
     ticks, duration = struct.unpack_from(">II", content, place)
     struct.pack_into(">I", content, place + 4, duration + 3 * ticks)
@@ -148,9 +138,9 @@ def test_a_moment_up_to_the_stated_end_gives_the_last_frame():
 @pytest.mark.parametrize("step", [pause_near_the_beginning, pause_near_the_end, pauses])
 def test_a_cut_video_of_a_variable_rate_is_refused(step):
     """Its list of packets comes first, and has those that are not there any more."""
-    content = uneven_video("mp4", step, "2", moov_size="4096")
+    content = uneven_video("mp4", step, muxer={"moov_size": "4096"})
     start = content.index(b"mdat")
-    content = content[: start + (len(content) - start) * 4 // 5]
+    content = content[: start + (len(content) - start) // 2]
     with pytest.raises(
         DecodeError, match=r"^<bytes>: no frame at .* cut off, and states \d\.\d+ s"
     ):

@@ -12,6 +12,7 @@ import signal
 import threading
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 
 import fsspec
@@ -136,18 +137,16 @@ def text_of(error):
     return "".join(traceback.format_exception_only(error))
 
 
-def is_downloading():
-    """Whether a thread fetches what comes next."""
-    return any("spdl-shards" in each.name for each in threading.enumerate())
+def copies_in(folder):
+    """What is kept there, once no thread fetches what comes next any more."""
+    until(lambda: not any("spdl-shards" in each.name for each in threading.enumerate()))
+    return [*folder.rglob("*.tar")]
 
 
 def test_object_is_read_in_one_request(place):
     """Its size is not asked for first, and a large one is not read in parts."""
-    content = bytes(range(256)) * 8
-    place.put("a.bin", content)
-    options = place.options
-    if options:
-        options = {**options, "default_block_size": 100}
+    place.put("a.bin", content := bytes(range(256)) * 8)
+    options = place.options and {**place.options, "default_block_size": 100}
     assert reader_of(options)(place.url("a.bin")) == content
     assert [(method, wanted) for method, _, wanted in place.requests] == [("GET", None)]
 
@@ -166,14 +165,10 @@ def test_store_that_fails_now_and_then_is_read(place):
 
 def test_array_and_video_are_read_when_their_store_fails_now_and_then(web):
     """As their bytes are."""
-    web.put("a.npy", npy_of(7))
-    web.put("a.mp4", content := write_video(KINDS["b-frames"]))
-    for load, name, expected in (
-        (load_npy, "a.npy", np.array(7)),
-        (load_video, "a.mp4", load_video(content).numpy()),
-    ):
+    for load, content in ((load_npy, npy_of(7)), (load_video, write_video(KINDS["b-frames"]))):
+        web.put("a", content)
         web.faults = ["cut", "busy", "drop"]
-        assert np.array_equal(load(web.url(name)), expected)
+        assert np.array_equal(load(web.url("a")), load(content))
         assert web.faults == []
 
 
@@ -253,11 +248,8 @@ def test_file_that_fails_is_as_one_that_does_not(content, limits, steps):
 
 def errors_of_reading(url, options, *other_ways, **others):
     """The errors of each way to read: whole, and from front to back; each has the URL."""
-    ways = [
-        lambda: reader_of(options, **others)(url),
-        lambda: list(TarShards(url, storage_options=options, index=False, **others)),
-    ]
-    for way in (*ways, *other_ways):
+    read, shards = reader_of(options, **others), partial(TarShards, storage_options=options)
+    for way in (lambda: read(url), lambda: list(shards(url, index=False, **others)), *other_ways):
         with pytest.raises(Exception, match=re.escape(url)) as caught:
             way()
         yield caught.value
@@ -504,7 +496,7 @@ def test_copies_of_shards_have_a_limit(web, tmp_path):
     source = TarShards(urls, **options)
     assert numbers_of(source) == [*range(200)]
     assert before == [0, size, size, size]
-    assert len([*(tmp_path / "shards").glob("*.tar")]) == 2
+    assert len(copies_in(tmp_path)) == 2
     assert source.loading_counts()["shards/removed"] == 2
     for opened, num_new in (([2, 1], 1), ([2, 3], 1), ([3], 0), ([0], 1)):
         num_gets = web.num_gets
@@ -527,12 +519,12 @@ def test_next_shards_are_there_before_they_are_needed(web, tmp_path, is_indexed)
     until(lambda: len([*there.glob("*.tar")]) == 4)
     assert web.num_gets == num_gets + 1
     samples.close()
-    until(lambda: not is_downloading())
+    assert len(copies_in(there)) == 4
     assert [*first, *numbers_of(source.iterate(21))] == [*range(120)]
     assert len([*there.iterdir()]) == 6
     again = TarShards(urls, cache=tmp_path / "kept", index=is_indexed)
     assert numbers_of(again) == [*range(120)]
-    until(lambda: not is_downloading())
+    assert len(copies_in(there)) == 6
     counts = again.loading_counts()  # of the shards that are read, not of those that come next
     assert (counts["shards/found"], counts["shards/awaited"]) == (6, 0)
 
@@ -542,11 +534,9 @@ def test_download_ahead_ends_with_the_iteration(web, tmp_path):
     web.put("0.tar", shard_of(20))
     samples = iter(TarShards([web.url("0.tar"), "/dev/zero"], cache=tmp_path))  # has no end
     assert numbers_of(islice(samples, 1)) == [0]
-    folder = tmp_path / "shards"
-    until(lambda: any(each.stat().st_size for each in folder.glob("*.part")))
+    until(lambda: any(each.stat().st_size for each in tmp_path.rglob("*.part")))
     samples.close()
-    until(lambda: not is_downloading())
-    assert len([*folder.glob("*.tar")]) == 1
+    assert len(copies_in(tmp_path)) == 1
 
 
 def test_options_of_copies_are_checked():
@@ -573,7 +563,7 @@ def test_shard_that_cannot_be_downloaded_leaves_nothing_that_is_found(web, tmp_p
     web.faults = ["cut", "busy"]
     with pytest.raises(Exception, match=r"1\.tar"):
         list(TarShards(web.url("1.tar"), cache=tmp_path, retries=0))
-    assert len([*(tmp_path / "shards").glob("*.tar")]) == 1
+    assert len([*tmp_path.rglob("*.tar")]) == 1
 
 
 def test_shard_whose_download_was_killed_is_downloaded_anew(web, tmp_path):
@@ -602,9 +592,8 @@ def test_shards_are_read_from_where_they_are_when_the_disk_is_full(web, tmp_path
         sizes = [each.stat().st_size for each in (tmp_path / "kept").rglob("*.*")]
         return numbers, sizes, [record.getMessage() for record in caplog.records]
 
-    numbers, sizes, lines = found_in_fork(full)
+    numbers, sizes, (line,) = found_in_fork(full)
     assert (numbers, sizes) == ([*range(900)], [0])
-    (line,) = lines
     assert re.fullmatch(r".*/0\.tar: File too large: no more shards are kept in .*kept\.", line)
     assert web.num_gets == 4
 
@@ -645,7 +634,7 @@ def test_error_names_the_copy_that_is_damaged(web, tmp_path, is_indexed):
     urls = put_shards(web, 1, 9, tmp_path)
     source = TarShards(urls, cache=tmp_path / "kept", index=is_indexed)
     assert numbers_of(source) == [*range(9)]
-    (copy,) = (tmp_path / "kept").rglob("*.tar")
+    (copy,) = copies_in(tmp_path / "kept")
     copy.write_bytes(copy.read_bytes().replace(b"0003", b"\xff003"))
     with pytest.raises(DecodeError, match=r"/0\.tar \(copied to .*kept\): "):
         list(source)
@@ -693,8 +682,7 @@ def test_copies_make_room_while_others_do(tmp_path):
 
     with ThreadPoolExecutor(8) as threads:
         assert [*threads.map(read, range(8))] == [[*range(160)]] * 8
-    until(lambda: not is_downloading())
-    assert len([*(tmp_path / "kept").rglob("*.tar")]) == 1
+    assert len(copies_in(tmp_path / "kept")) == 1
 
 
 def test_files_of_urls_are_kept(web, tmp_path):
@@ -711,7 +699,7 @@ def test_files_of_urls_are_kept(web, tmp_path):
         assert numbers == [urls.index(name) for name in shuffled]
     with source[-6].open() as opened:
         assert Reader()(source[2]) == opened.read() == contents[urls[2]]
-    until(lambda: not is_downloading())
+    assert len(copies_in(tmp_path)) == 8
     num_gets = web.num_gets
     sent = pickle.dumps(list(source))
     found = found_in_fork(lambda: [Reader()(name) for name in pickle.loads(sent)])
