@@ -137,15 +137,6 @@ def test_sample_comes_back_bit_for_bit(sample, place, tmp_path):
             (found.detach() if isinstance(sample, torch.Tensor) else found)[...] = 0
 
 
-def fill_until_killed(folder, seed, ready):
-    """Put contents, one byte into the pipe before each, and wait for the kill."""
-    store = Store(folder)
-    for number in random.Random(seed).sample(range(NUM_KILLED), NUM_KILLED):
-        os.write(ready, b".")
-        store.put(number, content_of(number, 200_000))
-    signal.pause()
-
-
 def kill_after(num_bytes, program):
     """Fork a program, which gets a pipe, and kill it when it has written so many bytes there."""
     reading, writing = os.pipe()
@@ -160,10 +151,17 @@ def kill_after(num_bytes, program):
 
 def test_kill_while_the_cache_is_written_leaves_no_bad_item(tmp_path):
     """Of processes that fill one store, one after the other; what was there stays."""
+
+    def fill(seed, writing):
+        store = Store(str(tmp_path))
+        for number in random.Random(seed).sample(range(NUM_KILLED), NUM_KILLED):
+            os.write(writing, b".")
+            store.put(number, content_of(number, 200_000))
+        signal.pause()
+
     most = 0
     for seed in range(15):
-        left = random.Random(seed).randrange(1, NUM_KILLED)
-        kill_after(left, partial(fill_until_killed, str(tmp_path), seed))
+        kill_after(random.Random(seed).randrange(1, NUM_KILLED), partial(fill, seed))
         store = Store(str(tmp_path))
         found = {number: store.get(number) for number in range(NUM_KILLED)}
         kept = {number: content for number, content in found.items() if content is not None}
@@ -275,19 +273,18 @@ def test_sample_is_made_once_if_several_ask_for_it_at_once(
 
     kept = cached(MadeBy(make, 100), tmp_path / "cache", version=1)
     monkeypatch.setattr(caching_module, "_NUM_COMPARED", 0)  # nothing is made to compare it
-    kill_after(1, partial(hold_sample, kept))
+
+    def hold(writing):  # the first sample is about to be made, for ever
+        kept.dataset = MadeBy(lambda _: os.write(writing, b".") and signal.pause(), len(kept))
+        kept[0]
+
+    kill_after(1, hold)
     read = partial(read_all_at_once, kept, forked.Barrier(num_programs), num_threads)
     assert found_in_forks(*[read] * num_programs) == [[*range(100)]] * num_programs
     made = (tmp_path / "made").read_bytes()
     assert set(made) == set(range(100))
     if num_threads == 1 or num_programs == 1:
         assert len(made) == 100
-
-
-def hold_sample(kept, writing):
-    """Be about to make the first sample, for ever."""
-    kept.dataset = MadeBy(lambda _: os.write(writing, b".") and signal.pause(), len(kept))
-    kept[0]
 
 
 def test_other_version_or_dataset_finds_nothing(tmp_path):
@@ -310,17 +307,13 @@ def random_part(sample):
     return sample.image + torch.rand(2, 3), sample.label
 
 
-@pytest.mark.parametrize(
-    ("workers", "isolation"), [(0, "auto"), (2, "thread"), (2, "process")], ids=str
-)
-def test_epochs_have_the_bits_of_no_cache(workers, isolation, tmp_path):
+@pytest.mark.parametrize(("workers", "where"), [(0, "auto"), (2, "thread"), (2, "process")])
+def test_epochs_have_the_bits_of_no_cache(workers, where, tmp_path):
     """The first, which fills the cache, and the second, which reads it, wherever workers live."""
     plain = MadeBy(lambda index: random_part(Made(20)[index]), 20)
     expected = spdl_torch.DataLoader(plain, batch_size=4, shuffle=False, seed=3)
     kept = cached(Made(20), tmp_path, version=1, transform=random_part)
-    loader = spdl_torch.DataLoader(
-        kept, batch_size=4, num_workers=workers, isolation=isolation, seed=3
-    )
+    loader = spdl_torch.DataLoader(kept, 4, num_workers=workers, isolation=where, seed=3)
     found = []
     for _ in range(3):
         assert all(map(is_same, list(expected), list(loader)))
@@ -505,11 +498,10 @@ def rank_folders(environ, store):
 def test_ranks_of_a_training_share_one_memory(shared, first, second, is_one, tmp_path):
     """Two programs, with the variables of a launcher. Each of a rank's caches is another one."""
     store = torch.distributed.FileStore(str(tmp_path / "store"), 2)
-    folders = found_in_forks(
-        *(partial(rank_folders, shared | own, store) for own in (first, second))
-    )
-    assert (folders[0] == folders[1]) is is_one
-    assert len({*folders[0], *folders[1]}) == (2 if is_one else 4)
+    makers = [partial(rank_folders, shared | own, store) for own in (first, second)]
+    ones, twos = found_in_forks(*makers)
+    assert (ones == twos) is is_one
+    assert len({*ones, *twos}) == (2 if is_one else 4)
 
 
 def test_caches_in_memory_have_one_limit_together(monkeypatch, tmp_path):

@@ -176,9 +176,8 @@ def test_ranks_divide_the_source(num_items, world, make_source, tail):
     else:
         assert set(items) == set(range(num_items))
         if make_source is not Later:  # which does not know how many are padding
-            kept = [
-                part[: len(part) - d.num_padded] for part, d in zip(parts, datasets, strict=True)
-            ]
+            lengths = [len(part) - d.num_padded for part, d in zip(parts, datasets, strict=True)]
+            kept = [part[:length] for part, length in zip(parts, lengths, strict=True)]
             assert sorted(itertools.chain(*kept)) == list(range(num_items))
 
 

@@ -49,11 +49,8 @@ class Documents(torch_data.IterableDataset):
 
 def loader_of(dataset, world, sampler, place, batch_size=None):
     """One rank's loader."""
-    batch_size = batch_size and batch_size // world
-    workers, isolation = place
-    return DataLoader(
-        dataset, batch_size, sampler=sampler, num_workers=workers, isolation=isolation, seed=5
-    )
+    batch_size, options = batch_size and batch_size // world, {"sampler": sampler, "seed": 5}
+    return DataLoader(dataset, batch_size, num_workers=place[0], isolation=place[1], **options)
 
 
 def mixture(world, rank, place, _):

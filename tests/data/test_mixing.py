@@ -217,11 +217,8 @@ def test_mixed_source_is_a_pipelines_source():
 
 def piped_mixture(rank=0, world=1, tail="drop", **options):
     """A pipeline over a mixture of lists of all kinds, some of which are shuffled; the mixture."""
-    sources = {
-        "a": as_source(range(40)),
-        "b": ListSource([*range(100, 120)]).shuffle(3),
-        "c": [*range(200, 230)],
-    }
+    shuffled = ListSource([*range(100, 120)]).shuffle(3)
+    sources = {"a": as_source(range(40)), "b": shuffled, "c": [*range(200, 230)]}
     mixture = mix(sources, named((2, 1, 1)), seed=1, **options)
     builder = PipelineBuilder().add_source(mixture).add_sink()
     dataset = spdl_torch.PipelineDataset(builder, num_replicas=world, rank=rank, tail=tail)

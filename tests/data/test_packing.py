@@ -144,12 +144,8 @@ def test_padded_packs_make_batches():
     (batch,) = spdl_torch.DataLoader(texts, batch_size=2, sampler=texts.sampler())
     assert [*batch] == ["input_ids", "labels", "position_ids", "document_ids"]
     longest, other = sorted(zip(*(rows.tolist() for rows in batch.values()), strict=True), key=str)
-    assert longest == (
-        [1] * 6 + [0] * 2,
-        [2.5] * 6 + [-100.0] * 2,
-        [*range(6), 0, 0],
-        [0] * 6 + [1] * 2,
-    )
+    ids, labels = [1] * 6 + [0] * 2, [2.5] * 6 + [-100.0] * 2
+    assert longest == (ids, labels, [*range(6), 0, 0], [0] * 6 + [1] * 2)
     assert other[3] == [0, 0, 0, 0, 1, 1, 1, 2]
 
 
@@ -168,11 +164,10 @@ def test_documents_of_packs_are_whole_together(sizes, budget):
     """End to end, every token once; split, in pieces of the budget and the rest, and nothing is too
     long."""
     documents = [document(n, size) for n, size in enumerate(sizes)]
-    options = {"oversize": "split" if budget < 50 else "error"}
-    texts, at_once = (
-        pack(data, budget, size_of=sizes, **options) for data in (documents, AtOnce(documents))
-    )
-    stream = pack(as_source(lambda: iter(documents)), budget, size_of=len, **options)
+    options = {"budget": budget, "oversize": "split" if budget < 50 else "error"}
+    texts = pack(documents, size_of=sizes, **options)
+    at_once = pack(AtOnce(documents), size_of=sizes, **options)
+    stream = pack(as_source(lambda: iter(documents)), size_of=len, **options)
     expected = sorted(torch.cat(documents).tolist())
     loaded = spdl_torch.DataLoader(texts, batch_size=None, sampler=texts.sampler())
     for rows in (loaded, map(at_once.__getitem__, at_once.sampler()), stream):
@@ -209,18 +204,12 @@ def test_buckets_of_images_have_the_waste_of_their_batches(is_stream):
 
 
 @pytest.mark.parametrize(
-    ("group", "options", "stop", "world", "workers"),
-    [
-        (bucket, {}, "first", 2, 0),
-        (pack, {"oversize": "split"}, "all", 2, 0),
-        (bucket, {}, "never", 1, 2),
-    ],
+    ("group", "stop", "world", "workers"),
+    [(bucket, "first", 2, 0), (pack, "all", 2, 0), (bucket, "never", 1, 2)],
 )
-def test_each_epoch_of_a_grouped_mixture_has_the_mixtures_samples(
-    group, options, stop, world, workers
-):
+def test_each_epoch_of_a_grouped_mixture_has_the_mixtures_samples(group, stop, world, workers):
     """Every epoch goes on through the sources, whatever the end of one, the ranks and workers."""
-    longest = 40 if options else 9  # is split
+    options, longest = ({"oversize": "split"}, 40) if group is pack else ({}, 9)
     sizes = {"web": [5, longest, 2] * 100, "code": [3, 7] * 10}
     sources = {
         name: [torch.full((size,), 1000 * place + n) for n, size in enumerate(sizes[name], 1)]

@@ -78,14 +78,6 @@ def test_batches_of_a_part_are_its_rows_and_begin_anywhere(folder, batch_size, i
         assert numbers_in(batches.iterate(start)) == expected[start * batch_size :]
 
 
-def damage(path, group):
-    """Make a row group of a file unreadable."""
-    place = pq.ParquetFile(path).metadata.row_group(group).column(0).data_page_offset
-    content = bytearray(path.read_bytes())
-    content[place : place + 40] = bytes(40)
-    path.write_bytes(content)
-
-
 def test_no_row_group_before_the_start_is_read(tmp_path):
     """They may even be damaged, which reading them says; shuffled, too, and from the state of a
     pipeline."""
@@ -103,7 +95,10 @@ def test_no_row_group_before_the_start_is_read(tmp_path):
     state = stopped.state_dict()
     items.close()
     group = expected[0] // 3
-    damage(path, group)
+    place = pq.ParquetFile(path).metadata.row_group(group).column(0).data_page_offset
+    content = bytearray(path.read_bytes())
+    content[place : place + 40] = bytes(40)
+    path.write_bytes(content)
     assert numbers_in(shuffled().iterate(4)) == expected[4:]
     resumed = pipeline()
     resumed.load_state_dict(state)

@@ -6,6 +6,7 @@ import itertools
 import pickle
 import tracemalloc
 import weakref
+from functools import partial
 
 import pytest
 import torch
@@ -18,7 +19,6 @@ from spdl_torch.testing import assert_resume_exact
 
 lengths = st.integers(0, 60)
 worlds = st.integers(1, 7)
-TAILS = ("drop", "pad", "uneven")
 
 
 def shares(dataset, world, *, epoch=0, **options):
@@ -27,11 +27,6 @@ def shares(dataset, world, *, epoch=0, **options):
     for sampler in samplers:
         sampler.set_epoch(epoch)
     return [list(sampler) for sampler in samplers]
-
-
-def order_of(length, **options):
-    """What a single rank would see."""
-    return shares(length, 1, **options)[0]
 
 
 def in_turns(parts):
@@ -104,21 +99,17 @@ def test_argument_is_refused_when_it_makes_no_sense(options, error, message):
             DistributedSampler(3).set_epoch(epoch)
 
 
-@given(
-    lengths,
-    st.lists(st.tuples(worlds, st.integers(0, 9)), max_size=5),
-    st.sampled_from(TAILS),
-    st.booleans(),
-)
+stops = st.lists(st.tuples(worlds, st.integers(0, 9)), max_size=5)
+
+
+@given(lengths, stops, st.sampled_from(("drop", "pad", "uneven")), st.booleans())
 def test_any_ranks_go_on_where_others_were(length, history, tail, shuffle):
     """Each time where all have stopped, after looking at iter(); together they have the order of
     one rank. The pass after it is whole again, and so is len()."""
     start, seen = 0, []
+    make = partial(DistributedSampler, length, tail=tail, shuffle=shuffle)
     for world, number in [*history, (1, None)]:
-        samplers = [
-            DistributedSampler(length, world, rank, tail=tail, shuffle=shuffle)
-            for rank in range(world)
-        ]
+        samplers = [make(world, rank) for rank in range(world)]
         for sampler in samplers:
             sampler.start_at(start)
         whole = [len(sampler) for sampler in samplers]
@@ -128,7 +119,7 @@ def test_any_ranks_go_on_where_others_were(length, history, tail, shuffle):
         taken = [[*itertools.islice(sampler, number)] for sampler in samplers]
         seen += in_turns(taken)
         start = min(length, start + len(taken[0]) * world)
-    expected = order_of(length, shuffle=shuffle)
+    (expected,) = shares(length, 1, shuffle=shuffle)
     assert seen[:length] == expected[: len(seen)]
     assert len(seen) == length or tail != "uneven"
     assert abs(len(seen) - length) < max([1, *(world for world, _ in history)])

@@ -10,7 +10,7 @@ from itertools import chain, islice, product
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from support.datasets import Made
+from support.datasets import IndexStream, Made, ShuffledSource
 from support.tars import SIZES, write_shards
 
 from spdl_torch.data.sources import Files, ListSource, Parquet, TarShards, as_source
@@ -30,21 +30,6 @@ class Countdown:
 
     def __iter__(self):
         return iter(range(self.size))
-
-
-class Sampler(Countdown):
-    """As torch's samplers: a length, and an epoch that is part of what comes."""
-
-    epoch = 0
-
-    def set_epoch(self, epoch):
-        self.epoch = epoch
-
-    def __len__(self):
-        return self.size
-
-    def __iter__(self):
-        return iter(range(self.epoch, self.epoch + self.size))
 
 
 def rows_in(root):
@@ -221,17 +206,14 @@ def test_length_and_epoch_are_those_of_the_iterable():
     """Samplers have both, so that they shuffle anew; a generator function has none, and is called
     anew. torch's iterable datasets have a [number] that only raises: with a length they are no
     lists either."""
-
-    class Numbers(Sampler, torch.utils.data.IterableDataset):
-        """With a length of its own."""
-
     source = as_source(lambda: (number for number in range(4)))
     assert list(source) == list(source) == [0, 1, 2, 3]
-    assert [len(as_source(Sampler(7)).shard(i, 3)) for i in range(3)] == [3, 2, 2]
-    source = as_source(Sampler(3))
-    source.set_epoch(10)
-    assert list(source) == [10, 11, 12]
-    source = as_source(Numbers(5))
+    assert [len(as_source(ShuffledSource(7)).shard(i, 3)) for i in range(3)] == [3, 2, 2]
+    source, sampler = as_source(ShuffledSource(30)), ShuffledSource(30)
+    for each in (source, sampler):
+        each.set_epoch(10)
+    assert list(source) == list(sampler)
+    source = as_source(IndexStream(5))
     assert not isinstance(source, ListSource)
     assert (list(source.shard(1, 2)), len(source)) == ([1, 3], 5)
     with pytest.raises(TypeError, match="has no len"):

@@ -60,22 +60,20 @@ END = len(ARCHIVE.rstrip(b"\0")) // 512 * 512 + 512  # where the end marker begi
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
 def test_archive_that_was_cut_short_is_a_decode_error(pack, skip):
     """At every byte: there is no cut, not even between two files, that goes unnoticed."""
+
+    def walk(reader, found):
+        while (member := reader.advance()) is not None:
+            if not skip:
+                reader.content()
+            found.append(member[0])
+
     packed = pack(ARCHIVE)
     whole = [name for name, _ in tarfile_reads(ARCHIVE)]
     for cut in range(0, END if pack is bytes else len(packed), 1 if pack is gzip.compress else 37):
         found = []
         with pytest.raises(DecodeError, match=r"shard-1\.tar: .* \(at byte"):
-            walk(io.BytesIO(packed[:cut]), skip, found)
+            walk(TarReader(io.BytesIO(packed[:cut]), "shard-1.tar"), found)
         assert found == whole[: len(found)]
-
-
-def walk(file, skip, found):
-    """Through a whole archive; ``found`` gets the names."""
-    reader = TarReader(file, "shard-1.tar")
-    while (member := reader.advance()) is not None:
-        if not skip:
-            reader.content()
-        found.append(member[0])
 
 
 @pytest.mark.parametrize("compress", COMPRESS)

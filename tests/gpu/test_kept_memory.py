@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
 from functools import partial
 from itertools import islice
 
 import pytest
 import torch
+from support.forks import found_in_fork
 from support.gates import Boom
 from support.gpus import Filled
 from support.lazy_device import LazyDevice, install, put_to_rest
@@ -20,8 +20,6 @@ from spdl_torch.io import batch_storage
 from spdl_torch.io._transfer.region import keepers
 from spdl_torch.io._transfer.slabs import SMALL_BYTES
 from spdl_torch.pipeline import PipelineBuilder, StatsQueue
-
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 COUNT = 12
 # Two are the smallest batch that is made in pinned memory, and the smallest slab.
@@ -141,11 +139,10 @@ def test_memory_goes_with_the_loader(device, make):
     assert not keepers.now()
 
 
-def in_processes_for_the_host():
-    return DataLoader(DATA, 2, num_workers=2, isolation="process")
+for_the_host = partial(DataLoader, DATA, 2, num_workers=2, isolation="process")
 
 
-@pytest.mark.parametrize("make", [*IN_THIS_PROCESS, in_processes, in_processes_for_the_host])
+@pytest.mark.parametrize("make", [*IN_THIS_PROCESS, in_processes, for_the_host])
 def test_no_python_runs_as_the_loop_drops_a_batch(device, make):
     """Ctrl-C would come there now and then, be printed, and lost."""
     calls = []
@@ -163,21 +160,20 @@ def test_no_python_runs_as_the_loop_drops_a_batch(device, make):
     assert calls == []
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_memory_stays_with_the_process_that_locked_it(device):
     """A child that drops its copy of an iterator keeps nothing."""
     batches = iter(without_workers())
     next(batches)
     (keeper,) = keepers.now()
-    if not (child := os.fork()):
+
+    def bytes_kept():
+        nonlocal batches
         del batches
         gc.collect()
-        os._exit(keeper.idle_bytes > 0)
-    assert os.waitpid(child, 0)[1] == 0
-    del batches
-    gc.collect()
-    assert keeper.idle_bytes > 0
+        return keeper.idle_bytes
+
+    assert found_in_fork(bytes_kept) == 0
+    assert bytes_kept() > 0
 
 
 def test_two_epochs_at_once_have_memory_of_their_own(device):

@@ -12,7 +12,9 @@ import pytest
 import torch
 from support.gpus import ANYWHERE, KIBI, MEBI, ON_CUDA, PROMPT, STREAMS, Filled, filled, num_wrong
 from support.videos import KINDS, write_video
+from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader as TorchLoader, TensorDataset
+from torchvision import tv_tensors
 
 from spdl_torch import DataLoader
 from spdl_torch.demo.photographs import write_photographs
@@ -23,20 +25,15 @@ from spdl_torch.io import (
     load_clip_batch,
     load_image_batch,
     load_video,
+    transfer_tensor,
     uniform_frames,
 )
 from spdl_torch.io._transfer import cuda
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
-    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
-]
-
+INLINE = {"num_workers": 0}
 THREADS = {"num_workers": 2, "isolation": "thread"}
 PROCESSES = {"num_workers": 2, "isolation": "process"}
-WORKERS = pytest.mark.parametrize(
-    "options", [{"num_workers": 0}, {**THREADS, "num_workers": 4}, PROCESSES], ids=str
-)
+WORKERS = pytest.mark.parametrize("options", [INLINE, {**THREADS, "num_workers": 4}, PROCESSES])
 
 
 def has_arrived(gpu, expected, found):
@@ -45,8 +42,10 @@ def has_arrived(gpu, expected, found):
     return is_there and expected.dtype == found.dtype and torch.equal(expected.cpu(), found.cpu())
 
 
-def unequal_tensors(gpu):
-    """Those of every common dtype and layout, in one batch, that are not there or not as sent."""
+@pytest.mark.usefixtures("pins")
+@PROMPT
+def test_tensors_of_every_kind_are_as_torch_sends_them(gpu):
+    """Of every common dtype and layout, in one batch: in dtype, values and strides."""
     image = torch.rand(2, 3, 40, 48)
     given = {
         "channels_last": image.contiguous(memory_format=torch.channels_last),
@@ -61,32 +60,10 @@ def unequal_tensors(gpu):
     for dtype in (torch.uint8, torch.bool, torch.bfloat16, torch.float16, torch.float64):
         given[str(dtype)] = torch.arange(100).to(dtype)
     transfer = Transfer("cuda")  # kept: freeing one waits for its copies
-    received = transfer.stage(given).receive()
-    expected = {name: each.to(received[name].device, copy=True) for name, each in given.items()}
-    return [
-        name
-        for name, found in received.items()
-        if not has_arrived(gpu, expected[name], found) or expected[name].stride() != found.stride()
-    ]
-
-
-@pytest.mark.usefixtures("pins")
-@PROMPT
-def test_tensors_of_every_kind_are_as_torch_sends_them(gpu):
-    """In dtype, values and strides."""
-    assert unequal_tensors(gpu) == []
-
-
-def num_unequal_batches(gpu, **options):
-    """How many of a loader's batches are not there, or are not those of torch's loader."""
-    data = TensorDataset(torch.arange(96_000.0).view(96, 1000), torch.arange(96))
-    expected = list(TorchLoader(data, batch_size=10))
-    found = list(DataLoader(data, batch_size=10, device="cuda", **options))
-    wrong = abs(len(found) - len(expected))
-    for batch, other in zip(found, expected, strict=False):
-        pairs = zip(other, batch, strict=True)
-        wrong += not all(has_arrived(gpu, one, two) for one, two in pairs)
-    return wrong
+    for name, found in transfer.stage(given).receive().items():
+        expected = given[name].to(found.device, copy=True)
+        assert has_arrived(gpu, expected, found), name
+        assert expected.stride() == found.stride(), name
 
 
 @pytest.mark.usefixtures("pins")
@@ -94,7 +71,10 @@ def num_unequal_batches(gpu, **options):
 @PROMPT
 def test_batches_are_those_of_torchs_loader(gpu, options):
     """In its order; without workers, on threads, in processes."""
-    assert num_unequal_batches(gpu, **options) == 0
+    data = TensorDataset(torch.arange(96_000.0).view(96, 1000), torch.arange(96))
+    found = DataLoader(data, batch_size=10, device="cuda", **options)
+    for batch, other in zip(found, TorchLoader(data, batch_size=10), strict=True):
+        assert all(has_arrived(gpu, one, two) for one, two in zip(other, batch, strict=True))
 
 
 def frames_of(pictures, video, **options):
@@ -257,13 +237,7 @@ def test_epoch_begins_with_the_pinned_memory_of_the_one_before_it(gpu, locked, p
 
 @pytest.mark.parametrize(
     ("batch_size", "options", "most"),
-    [
-        (None, THREADS, 2),
-        (1, {"num_workers": 0}, 2 + 3),
-        (1, THREADS, 4 + 3),
-        (1, PROCESSES, 4 + 3 + 2),
-    ],
-    ids=["packed", "without workers", "made", "of processes"],
+    [(None, THREADS, 2), (1, INLINE, 2 + 3), (1, THREADS, 4 + 3), (1, PROCESSES, 4 + 3 + 2)],
 )
 @ANYWHERE
 def test_pinned_memory_is_bounded_by_the_largest_batch(gpu, locked, batch_size, options, most):
@@ -297,7 +271,90 @@ def test_loop_goes_on_when_the_device_had_no_memory_for_a_batch(gpu):
     assert next(batches).tolist() == [0]
     with pytest.raises(torch.OutOfMemoryError, match=r"memory|full") as caught:
         next(batches)
-    assert any(
-        f"in the transfer to {Transfer('cuda').device}" in note for note in caught.value.__notes__
-    )
+    where = f"in the transfer to {Transfer('cuda').device}"
+    assert any(where in note for note in caught.value.__notes__)
     assert next(batches).tolist() == [2]
+
+
+@pytest.mark.cuda
+def test_copy_is_waited_for_on_a_busy_link():
+    """A copy that takes long (1 GiB) is complete for the kernel that reads its end."""
+    transfer = Transfer("cuda")
+    big = torch.zeros(1 << 28)
+    for k in range(1, 5):
+        big[-1] = k
+        assert transfer.stage(big).receive()[-1].item() == k
+
+
+@pytest.mark.cuda
+def test_reserved_memory_is_flat_over_epochs():
+    """What one epoch's copies used is found again by the next: they share a stream."""
+    data = [torch.full((MEBI,), float(k)) for k in range(8)]
+    options = {**THREADS, "num_workers": 1}
+    loader = DataLoader(data, batch_size=None, device="cuda", **options)
+
+    def reserved_after_an_epoch():
+        for batch in loader:
+            batch.sum()
+        torch.cuda.synchronize()
+        return torch.cuda.memory_reserved()
+
+    first = max(reserved_after_an_epoch() for _ in range(3))
+    assert max(reserved_after_an_epoch() for _ in range(40)) <= first + 8 * 4 * MEBI
+
+
+@pytest.mark.cuda
+def test_copy_stream_may_be_the_users_own():
+    """As SPDL's ``cuda_config(stream=)``."""
+    stream = torch.cuda.Stream()
+    config = cuda_config(device_index=0, stream=stream.cuda_stream)
+    for k in range(20):
+        assert transfer_tensor(torch.full((MEBI,), float(k)), config).sum().item() == k * MEBI
+
+
+class Pinnable:
+    """Moves itself, and can be pinned before."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def pin_memory(self):
+        return Pinnable(self.tensor.pin_memory())
+
+    def to(self, device, non_blocking=False):
+        return Pinnable(self.tensor.to(device, non_blocking=non_blocking))
+
+
+@pytest.mark.cuda
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_thread_that_trains_never_waits_for_the_device(num_workers):
+    """With tensors, subclasses, packed sequences and objects that move themselves."""
+    data = [
+        [
+            torch.full((MEBI,), float(k)),
+            tv_tensors.Image(torch.full((3, 64, 64), k, dtype=torch.uint8)),
+            pack_sequence([torch.full((3,), float(k))]),
+            torch.eye(3).mul(k).to_sparse(),
+            Pinnable(torch.full((MEBI,), float(k))),
+        ]
+        for k in range(50)
+    ]
+    sums = []
+    options = {**THREADS, "num_workers": num_workers}
+    batches = iter(DataLoader(data, batch_size=None, device="cuda", **options))
+    for _ in range(50):
+        # Staging waits for copies, which is the owner's business if there is one.
+        torch.cuda.set_sync_debug_mode("error" if num_workers else "default")
+        try:
+            batch = next(batches)
+            torch.cuda._sleep(5_000_000)  # cycles: some milliseconds
+            plain, image, packed, sparse, own = batch
+            sums += [plain.sum(), image.double().sum(), packed.data.sum(), own.tensor.sum()]
+            sums.append(sparse.values().sum())
+            assert isinstance(image, tv_tensors.Image)
+            del batch, plain, image, packed, sparse, own
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    expected = [value for k in range(50) for value in (k * MEBI, k * 12288, 3 * k, k * MEBI, 3 * k)]
+    assert [float(each) for each in sums] == expected

@@ -336,15 +336,13 @@ def test_batch_without_tensors_passes(transfer, batch):
     assert (backend.handed_over, backend.copy_sizes) == ([], [])
 
 
-class OnlyItems(tuple):
-    """A sequence that cannot be made from a list."""
-
-    def __new__(cls, first, second):
-        return super().__new__(cls, (first, second))
-
-
 def test_sequence_becomes_a_list_when_its_class_cannot_be_made(transfer):
     """As torch's pin_memory does."""
+
+    class OnlyItems(tuple):
+        def __new__(cls, first, second):
+            return super().__new__(cls, (first, second))
+
     received = transfer[0].stage(OnlyItems(torch.ones(1), 1)).receive()
     assert (type(received), received[0].item(), received[1]) == (list, 1, 1)
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from support.gates import in_thread, result_of
 from support.gpus import pinned
 from support.isolated import isolated, nothing_left
@@ -34,8 +34,6 @@ from spdl_torch.loader import opening
 from spdl_torch.pipeline import PipelineBuilder
 
 __all__ = ["nothing_left"]
-
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 DTYPES = [torch.uint8, torch.bool, torch.bfloat16, torch.float32, torch.int64]
 LARGE = 1 << 17
@@ -94,7 +92,6 @@ def test_transfers_spoil_no_graph(backends):
     assert not machine().violations
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from([*DTYPES, torch.complex64, torch.complex128]),
     st.permutations(range(3)),
@@ -117,20 +114,11 @@ def test_copy_is_torchs(dtype, order, kinds):
     assert torch.equal(target, source)
 
 
-@pytest.fixture
-def no_questions(monkeypatch):
-    """Whoever asks for CUDA fails."""
-
-    def asked():
-        raise AssertionError("CUDA is asked for")
-
-    for name in ("is_available", "current_device", "device_count", "cudart"):
-        monkeypatch.setattr(torch.cuda, name, asked)
-
-
 @pytest.mark.parametrize("load", [isolated, DataLoader])
-def test_cuda_is_not_asked_for_when_batches_stay_on_the_host(load, no_questions):
+def test_cuda_is_not_asked_for_when_batches_stay_on_the_host(load, monkeypatch):
     """It takes time, and in a process that will be forked it must not be touched."""
+    for name in ("is_available", "current_device", "device_count", "cudart"):
+        monkeypatch.delattr(torch.cuda, name)  # whoever asks fails
     assert len(list(load(Images(8), 4, num_workers=1))) == 2
 
 
@@ -205,10 +193,7 @@ def test_cuda_config_is_called_as_spdls():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (
-            lambda: cuda_config(0, 2, (max, min)),
-            *(UnsupportedOptionError, "allocator must be None or"),
-        ),
+        (lambda: cuda_config(0, 2, (max, min)), UnsupportedOptionError, "allocator must be None"),
         (lambda: cuda_config("0"), TypeError, "device_index must be an int, got '0'"),
         (lambda: cuda_config(-1), ValueError, "device_index must be >= 0, got -1"),
         (lambda: Transfer("mps"), UnsupportedOptionError, "Transfer: device must be .* got 'mps'"),

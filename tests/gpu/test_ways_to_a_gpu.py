@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support.datasets import Made
 from support.gpus import (
     CUDA,
     MEBI,
@@ -24,17 +25,12 @@ from support.gpus import (
     pinned,
 )
 from support.lazy_device import LazyStream, machine, slabs
-from torch.utils.data import Dataset
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.io import Transfer, batch_storage, transfer_tensor
 from spdl_torch.pipeline import PipelineBuilder
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
-    pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true"),
-    pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true")
 
 THREADS = {"num_workers": 2, "isolation": "thread"}
 PROCESSES = {"num_workers": 2, "isolation": "process"}
@@ -117,17 +113,10 @@ def lent(data, collate):
     return PipelineDataset(stages(data, make).add_sink(), device="cuda")
 
 
-class OnDevice(Dataset):
-    """Samples that are on the device when a worker has made them."""
-
-    def __init__(self, gpu, data):
-        self.gpu, self.data = gpu, data
-
-    def __len__(self):
-        return len(self.data)
-
-    def __getitem__(self, index):
-        return self.gpu.make(self.data[index])
+def made_on_the_device(gpu, data):
+    """By the workers."""
+    samples = Made(lambda index: gpu.make(data[index]), len(data))
+    return DataLoader(samples, batch_size=None, device="cuda", **THREADS)
 
 
 def stages(data, make=None):
@@ -174,9 +163,7 @@ WAYS = {
     "epochs": lambda _, data: epochs_of(data, **THREADS),
     "persistent_threads": lambda _, data: epochs_of(data, **THREADS, persistent_workers=True),
     "persistent_processes": lambda _, data: epochs_of(data, **PROCESSES, persistent_workers=True),
-    "made_on_the_device": lambda gpu, data: DataLoader(
-        OnDevice(gpu, data), batch_size=None, device="cuda", **THREADS
-    ),
+    "made_on_the_device": made_on_the_device,
 }
 STREAMS = {"made_on_the_device": ["side"], "pinned": ["default", "side"]}
 STREAMS |= dict.fromkeys(("array", "hidden"), STREAMS["pinned"])
@@ -238,12 +225,9 @@ def test_race_is_found_where_the_guard_is_missing(gpu, owner, guard, monkeypatch
     find is proof; where other programs use the GPU, it may take several tries."""
     monkeypatch.setattr(owner, guard, lambda *_: None)
     data, transfer = filled(gpu, 100, MEBI), Transfer("cuda")
-    tries = (
-        num_wrong(
-            gpu,
-            (transfer.stage(data[index]).receive() for index in range(len(data))),
-            data.expected(),
-        )
-        for _ in range(5)
-    )
-    assert any(tries)
+
+    def received():
+        for index in range(len(data)):
+            yield transfer.stage(data[index]).receive()
+
+    assert any(num_wrong(gpu, received(), data.expected()) for _ in range(5))

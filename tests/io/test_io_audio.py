@@ -68,7 +68,7 @@ def test_sound_equals_a_decode_of_all(sound, tmp_path):
     (path := tmp_path / "some.bin").write_bytes(content)
     assert torch.equal(load_audio(path), samples)
 
-    @settings(max_examples=8, deadline=None)
+    @settings(max_examples=8)
     @given(st.integers(0, samples.shape[1] - 1), st.integers(1, 9000))
     def window(first, number):
         ends = (begin + first / RATE, begin + (first + number) / RATE)

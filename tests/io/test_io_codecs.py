@@ -68,7 +68,7 @@ TURNED = [turned(each) for each in range(1, 9)]
 @needs_library
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_region_has_the_pixels_of_the_whole_picture(kind, data):
     """Bit for bit, wherever the box lies and however small it is: also at the region's edges,
     where colours are interpolated from samples on both sides."""
@@ -117,7 +117,7 @@ def hit(content, data):
     way=st.sampled_from(WAYS),
     scaled=st.booleans(),
 )
-@settings(deadline=None, max_examples=120)
+@settings(max_examples=120)
 def test_nothing_depends_on_what_is_installed(data, decoders, way, scaled):
     """Every kind of file, sound, turned or damaged, as a whole, in part and at a reduced size: the
     same pixels, or refused, for all sets of decoders and ways of the kernel."""

@@ -119,7 +119,7 @@ def programs(draw):
     return Program(None, tuple(spans), tuple(counts))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(program=programs(), most=st.integers(1, 20))
 def test_any_spans_can_be_shown(program, most):
     """Each is there once, however they overlap; of too many, the latest."""

@@ -3,6 +3,7 @@ that names the file, or the right frames."""
 
 import io
 import pickle
+import re
 import struct
 
 import numpy as np
@@ -39,13 +40,9 @@ INFO = VideoInfo(
 
 def test_sizes_of_clips():
     """Both, one of them (the shape is kept), or neither; a turned video is measured upright."""
-    for size, shape in (
-        ({"width": 20, "height": 30}, (30, 20)),
-        ({"width": 32}, (24, 32)),
-        ({"height": 24}, (24, 32)),
-        ({}, (48, 64)),
-    ):
-        clip = load_clip(EXAMPLE, uniform_frames(3), **size)
+    sizes = {(20, 30): (30, 20), (32, None): (24, 32), (None, 24): (24, 32), (None, None): (48, 64)}
+    for (width, height), shape in sizes.items():
+        clip = load_clip(EXAMPLE, uniform_frames(3), width=width, height=height)
         assert clip.frames.shape == (3, *shape, 3)
         assert clip.frames.is_contiguous()
     turned = load_clip(write_video(KINDS["rotated"]), uniform_frames(2), width=24)
@@ -62,7 +59,7 @@ def test_samplers_ask_for_what_they_say():
     assert last == pytest.approx([100.5, 200.5, 249.5])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(1, 40), st.floats(0.01, 30), st.integers(1, 20), st.integers(0, 2**31))
 def test_random_samplers_stay_within_the_video(num_frames, seconds, stride, seed):
     """Ascending moments, within the video, drawn from torch's global generator."""
@@ -141,9 +138,7 @@ def test_a_cut_video_of_a_variable_rate_is_refused(step):
     content = uneven_video("mp4", step, muxer={"moov_size": "4096"})
     start = content.index(b"mdat")
     content = content[: start + (len(content) - start) // 2]
-    with pytest.raises(
-        DecodeError, match=r"^<bytes>: no frame at .* cut off, and states \d\.\d+ s"
-    ):
+    with pytest.raises(DecodeError, match=r"^<bytes>: no frame at .* cut off, and states \d\.\d+"):
         load_clip(content, uniform_frames(30))
 
 
@@ -239,9 +234,7 @@ def test_streams_that_come_up_late_do_no_harm():
 def test_moments_far_beyond_any_video_raise_decode_error(kind, moment):
     """Also those in whose ticks no 64 bits suffice, and those that are no number of ticks."""
     content = write_video(KINDS[kind])
-    with pytest.raises(
-        DecodeError, match=rf"^<bytes>: no frame in \[{moment:g}, ".replace("+", ".")
-    ):
+    with pytest.raises(DecodeError, match=re.escape(f"<bytes>: no frame in [{moment:g}, ")):
         load_video(content, (moment, 1.1 * moment))
     for moments in ([moment], [0.0, moment]):
         with pytest.raises(DecodeError, match=r"^<bytes>: no frame at 1.* the video ends at "):

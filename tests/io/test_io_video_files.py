@@ -2,6 +2,7 @@
 error. What is right is what a decode of the whole file gives, from its first packet on."""
 
 import io
+import itertools
 from fractions import Fraction
 
 import av
@@ -56,16 +57,16 @@ BROKEN = (
     ("raw MPEG-4", "cut at the front"),
     ("AVI, H.264", "cut at the end"),
 )
-SHORT_FORM = [*((kind, "whole") for kind in SHORT), *BROKEN]
-LONG_FORM = [
-    pytest.param(kind, variant, marks=pytest.mark.long)
-    for kind in KINDS
-    for variant in VARIANTS
-    if (kind, variant) not in BY_CHANCE
-]
+WHOLE = [(kind, "whole") for kind in SHORT]
+TABLE = [each for each in itertools.product(KINDS, VARIANTS) if each not in BY_CHANCE]
 
 
-@pytest.mark.parametrize(("kind", "variant"), [*SHORT_FORM, *LONG_FORM])
+def long(kinds):
+    """Those that belong to the long forms."""
+    return [pytest.param(*each, marks=pytest.mark.long) for each in kinds]
+
+
+@pytest.mark.parametrize(("kind", "variant"), [*WHOLE, *BROKEN, *long(TABLE)])
 def test_frames_and_times_are_those_of_a_decode_of_all(request, kind, variant):
     """Whole, in windows, in clips, by index and by stride; or an error that names a file which was
     cut, or two one after the other. In long the whole table of the documentation, but for
@@ -96,19 +97,11 @@ def test_packets_are_decoded_again_alike(kind, is_window):
         sample_decode_video(packets, [len(expected)])  # of frames, not packets: some are hidden
 
 
-@pytest.mark.parametrize(
-    ("kind", "variant"),
-    [
-        *((kind, "whole") for kind in SHORT),
-        *(
-            pytest.param(kind, "whole", marks=pytest.mark.long)
-            for kind in KINDS
-            if kind not in (*SHORT, "MP4, H.264 variable rate")
-        ),
-        ("transport stream, H.264", "cut at the front"),
-        ("transport stream, HEVC", "cut at the front"),
-    ],
-)
+OTHERS = [(kind, "whole") for kind in KINDS if kind not in (*SHORT, "MP4, H.264 variable rate")]
+CUT = [(f"transport stream, {codec}", "cut at the front") for codec in ("H.264", "HEVC")]
+
+
+@pytest.mark.parametrize(("kind", "variant"), [*WHOLE, *CUT, *long(OTHERS)])
 def test_samplers_are_told_the_facts_of_a_decode_of_all(kind, variant):
     """Start, duration and number of frames; at a constant rate each index is that frame's. (MP4
     states others at a variable rate with B-frames.)"""
@@ -304,11 +297,9 @@ def test_packets_of_a_window_are_read_again_where_they_do_not_suffice():
     expected = decode_plainly(content)[0][13:15]
     packets = demux_video(content, timestamp=(0.52, 0.6))
     assert len(packets) == 2
-    assert torch.equal(convert_frames(decode_packets(packets.clone())), expected)
-    assert torch.equal(convert_frames(decode_packets(packets)), expected)
-    assert torch.equal(
-        convert_frames(sample_decode_video(demux_video(content), [13, 14])), expected
-    )
+    sampled = sample_decode_video(demux_video(content), [13, 14])
+    for frames in (decode_packets(packets.clone()), decode_packets(packets), sampled):
+        assert torch.equal(convert_frames(frames), expected)
 
 
 @pytest.mark.parametrize("most_in_memory", [1 << 26, 100])
@@ -362,13 +353,12 @@ def test_pictures_that_change_their_size_are_decoded_from_anywhere(container, si
     assert [frame.shape[:2] for frame in frames[4:8]] == [(48, 64)] * 2 + [size[::-1]] * 2
     for number in (2, 5, 6, 9):
         moment = number / 25 + 0.01
-        window = load_video(content, (moment - 0.02, moment + 0.01))
-        assert np.array_equal(window, frames[number][None])
-        sampled = convert_frames(sample_decode_video(demux_video(content), [number]))
-        assert np.array_equal(sampled, frames[number][None])
-        assert np.array_equal(
-            load_clip(content, lambda _, m=moment: [m]).frames, frames[number][None]
-        )
+        for found in (
+            load_video(content, (moment - 0.02, moment + 0.01)),
+            convert_frames(sample_decode_video(demux_video(content), [number])),
+            load_clip(content, lambda _, m=moment: [m]).frames,
+        ):
+            assert np.array_equal(found, frames[number][None])
     with pytest.raises(DecodeError, match=r"^<bytes>: the frames change from .*64x48 to .*Scale"):
         load_video(content)
     with pytest.raises(DecodeError, match=r"^<bytes>: the frames change .* Give width and height"):

@@ -33,12 +33,10 @@ def torchvisions(images, mean=MEAN, std=STD, dtype=torch.float32):
 ULP = {torch.float32: 1e-6, torch.float64: 1e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
 
 
-@given(
-    st.sampled_from([None, *ULP]),
-    st.booleans(),
-    st.booleans(),
-    st.sampled_from([(None, None), (MEAN, STD), ([0.5], [0.25])]),
-)
+STATISTICS = [(None, None), (MEAN, STD), ([0.5], [0.25])]
+
+
+@given(st.sampled_from([None, *ULP]), st.booleans(), st.booleans(), st.sampled_from(STATISTICS))
 def test_values_are_torchvisions(dtype, is_dense, is_rows, statistics):
     """In every type, from every layout, into channels_last memory; to the last bit without a mean,
     where there is one multiplication in both."""
