@@ -21,8 +21,7 @@ from spdl_torch.observe.verdict.advice import AT_ONCE, AT_ONCE_OR_CACHED, CACHED
 
 
 def action_for(dataset, num_calls=1000, **changes):
-    """What a report advises where the dataset takes all cores; each call makes a sample, or a
-    batch."""
+    """What a report advises where the dataset takes all cores; a call makes a sample or a batch."""
     load = stage("fetch", busy=0.97, threads=2, num_tasks=num_calls, num_delivered=100)
     probes = Probes(run_delay_ratio=0.4, num_cores=2, cores_used=2.0, **changes)
     report = make_report(reading(0.9, load), probes, pooled=("fetch", "collate"))

@@ -123,8 +123,7 @@ MADE_ANEW = [
 @pytest.mark.parametrize("place", ["memory", "full"])
 @pytest.mark.parametrize("sample", [*SAMPLES, *WITH_GAPS, *MADE_ANEW])
 def test_sample_comes_back_bit_for_bit(sample, place, tmp_path):
-    """Also its shape and type, whatever holds its values, and if it is made anew each time. What is
-    found can be written to."""
+    """Its shape and type, too, also where it is made anew each time. It can be written to."""
     make = sample if callable(sample) else lambda: sample
     options = {"cache": tmp_path, "max_bytes": 1} if place == "full" else {}
     kept = cached(MadeBy(lambda _: make(), 2), version=1, **options)
@@ -197,8 +196,7 @@ def bytes_in(folder):
 
 @pytest.mark.parametrize("limit", ["max_bytes", "free"])
 def test_limit_is_kept_and_logged_once(limit, tmp_path, caplog, monkeypatch):
-    """The cache has what fits into ``max_bytes``, and leaves a share of the disk free; the log says
-    once that it is full."""
+    """That of ``max_bytes``, or a free share of the disk; the log says once that it is full."""
     options, most = {"max_bytes": 10_000}, 10_000
     if limit == "free":
         monkeypatch.setattr(store_module, "_SPARE_SHARE", 1)

@@ -214,8 +214,7 @@ def images_of(dataset, sampler, batch_size, seed=3):
 @pytest.mark.usefixtures("kernel_runs")
 @pytest.mark.parametrize("name", [*RANDOM, "erasing", "own function before"])
 def test_batches_have_the_bits_of_single_samples(root, name):
-    """Each sample draws from its own stream, in whole batches, one call for each folder of a
-    mixture, and one by one."""
+    """Each sample draws from its own stream: in whole batches, of a mixture, and one by one."""
     folder = ImageFolder(root, EVERY[name])
     mixture = mix({"a": folder, "b": ImageFolder(root, EVERY[name])}, {"a": 2, "b": 1}, stop="all")
     assert mixture.__getitems__ is not None

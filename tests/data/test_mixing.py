@@ -261,8 +261,7 @@ def test_mixture_of_lists_is_a_pipelines_source(stop, shuffle):
 
 
 def test_part_of_a_mixture_is_a_source_of_its_own():
-    """It can begin anywhere and be divided again; its epoch is its own, and a loader's is not
-    moved."""
+    """It begins anywhere, is divided again, has its own epoch, and moves none of a loader."""
     _, mixture = piped_mixture()
     part = mixture.shard(1, 2)
     part.set_epoch(3)

@@ -59,8 +59,7 @@ class _KeptItems:
 
 
 class Resuming(Plain):
-    """Keeps its place itself, and begins there while the epoch is that of the state, as Hugging
-    Face's streams do."""
+    """Keeps its place itself, for the epoch of the state alone, as Hugging Face's streams do."""
 
     def __init__(self, name, length):
         super().__init__(name, length)

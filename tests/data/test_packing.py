@@ -75,8 +75,7 @@ def test_pack_is_within_the_budget_when_sizes_are_large():
 @pytest.mark.parametrize("num_dimensions", [1, 2])
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), max_size=40), st.integers(0, 99))
 def test_buckets_are_within_the_budget_and_full(num_dimensions, shapes, extra):
-    """Padded to its largest size in each dimension a batch is within the budget; the next sample
-    would not fit."""
+    """Padded to its largest size in each dimension; and the next sample would not fit."""
     shapes = np.array(shapes, np.int32).reshape(-1, 2)[:, :num_dimensions]
     budget = int(shapes.prod(1).max(initial=1)) + extra
     places, ends = bucketed(shapes[:, 0] if num_dimensions == 1 else shapes, budget)
@@ -161,8 +160,7 @@ class AtOnce(list):
 @settings(max_examples=40)
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=20), st.integers(1, 12) | st.just(60))
 def test_documents_of_packs_are_whole_together(sizes, budget):
-    """End to end, every token once; split, in pieces of the budget and the rest, and nothing is too
-    long."""
+    """End to end, every token once; split, in pieces of the budget and the rest."""
     documents = [document(n, size) for n, size in enumerate(sizes)]
     options = {"budget": budget, "oversize": "split" if budget < 50 else "error"}
     texts = pack(documents, size_of=sizes, **options)

@@ -79,8 +79,7 @@ def test_batches_of_a_part_are_its_rows_and_begin_anywhere(folder, batch_size, i
 
 
 def test_no_row_group_before_the_start_is_read(tmp_path):
-    """They may even be damaged, which reading them says; shuffled, too, and from the state of a
-    pipeline."""
+    """They may even be damaged; shuffled, too, and from the state of a pipeline."""
     path = write(tmp_path, [12]) / "0.parquet"
 
     def shuffled():

@@ -195,8 +195,7 @@ def test_naming_another_pass_begins_it():
 
 
 def test_a_state_is_not_taken_from_what_is_no_state():
-    """Nor from another release, nor with a field left out: the pass might begin again in
-    silence."""
+    """Nor from another release, nor without a field: the pass might begin again in silence."""
     dataset = dataset_of(range(3))
     state = dataset.state_dict()
     for damaged, message in (

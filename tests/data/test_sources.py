@@ -76,8 +76,7 @@ def numbers_of(source):
 @settings(max_examples=40)
 @given(st.integers(1, 30), st.integers(1, 4), st.none() | seeds, st.integers(0, 9))
 def test_parts_are_the_whole(root, kind, ranks, workers, seed, epoch):
-    """Each item is in one part, and again in one part of that; of equal length but for one where
-    the length is known."""
+    """Each item is in one part, and in one part of that; of equal length where that is known."""
     source = source_of(kind, root, seed, epoch)
     everything, lengths = [], []
     for rank in range(ranks):
@@ -230,8 +229,7 @@ def test_what_is_no_source_is_refused():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_arguments_are_checked(root, kind):
-    """Places, counts and epochs that cannot be are refused where they are given, and a buffer where
-    it would do nothing."""
+    """Where they are given: places, counts and epochs, and a buffer that would do nothing."""
     source = source_of(kind, root)
     for index, count in ((2, 2), (-1, 2), (0, 0)):
         with pytest.raises(ValueError, match=rf"index must be in 0..count-1, got index {index}"):

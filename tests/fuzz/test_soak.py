@@ -35,8 +35,7 @@ NUM_READINGS = 100
 
 
 def DataLoader(dataset, *args, num_workers, **options):
-    """A loader: an odd number of workers are threads, an even number live where the default puts
-    them, in processes."""
+    """An odd number of workers are threads, an even number live where the default puts them."""
     options["isolation"] = "thread" if num_workers % 2 else "auto"
     return spdl_torch.DataLoader(dataset, *args, num_workers=num_workers, **options)
 

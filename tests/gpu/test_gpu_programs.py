@@ -160,8 +160,7 @@ def devices_in_use():
 
 @pytest.mark.parametrize("gpu", [{"is_prompt": True}, CUDA], indirect=True)
 def test_other_devices_are_left_alone(gpu):
-    """A context takes 500 MB of each, on every rank. Batches go to the last device, while the first
-    one is current."""
+    """A context takes 500 MB. Batches go to the last device, while the first one is current."""
     if machine() is not None:
         found = num_elsewhere(gpu, 3)
     elif last := torch.cuda.device_count() - 1:

@@ -20,9 +20,6 @@ from torch.nn.utils.rnn import pack_sequence
 from spdl_torch.io import Transfer
 from spdl_torch.io._transfer.slabs import ALIGNMENT, SMALL_BYTES
 
-MEBI = 1 << 20
-
-
 Pair = namedtuple("Pair", ["x", "y"])
 
 
@@ -80,8 +77,7 @@ DTYPES = [
 
 @st.composite
 def tensors(draw):
-    """Any dtype, zero to four dimensions, sizes from 0; dense, permuted (as
-    channels_last is), with holes, expanded."""
+    """Any dtype, zero to four dimensions, sizes from 0; dense, permuted, with holes, expanded."""
     dtype = draw(st.sampled_from(DTYPES))
     shape = draw(st.lists(st.integers(0, 5), max_size=4))
     tensor = torch.randint(0, 2, shape, generator=torch.Generator().manual_seed(len(shape)))
@@ -162,9 +158,14 @@ def leaves_of(batch, kind=torch.Tensor):
 
 @pytest.fixture
 def transfer(backends):
-    """A transfer to the lazy device, and the device."""
-    transfer = Transfer("cuda", num_slabs=2)
-    return transfer, backends[0]
+    """To the lazy device."""
+    return Transfer("cuda", num_slabs=2)
+
+
+@pytest.fixture
+def backend(transfer, backends):
+    """What it asks of that device."""
+    return backends[0]
 
 
 @pytest.mark.usefixtures("pins")
@@ -194,9 +195,8 @@ def test_batch_equals_itself_after_a_transfer(backends, given_batches, num_slabs
     assert not any(each.is_moved for batch in given_batches for each in leaves_of(batch, Later))
 
 
-def test_small_tensors_travel_together(transfer):
+def test_small_tensors_travel_together(transfer, backend):
     """A batch of a hundred boxes and two images is three copies, not a hundred and two."""
-    transfer, backend = transfer
     image = torch.arange(SMALL_BYTES, dtype=torch.uint8)
     batch = [image.clone(), image.clone(), [torch.full((4,), float(k)) for k in range(100)]]
     images = transfer.stage(batch).receive()
@@ -207,9 +207,8 @@ def test_small_tensors_travel_together(transfer):
     assert images[0].untyped_storage().nbytes() == SMALL_BYTES
 
 
-def test_tensor_is_sent_once_when_a_batch_holds_it_twice(transfer):
+def test_tensor_is_sent_once_when_a_batch_holds_it_twice(transfer, backend):
     """It stays one tensor, as it was."""
-    transfer, backend = transfer
     tensor = torch.arange(SMALL_BYTES, dtype=torch.uint8)
     first, second = transfer.stage([tensor, {"same": tensor}]).receive()
     assert first is second["same"]
@@ -218,7 +217,6 @@ def test_tensor_is_sent_once_when_a_batch_holds_it_twice(transfer):
 
 def test_received_tensor_is_no_view(transfer):
     """In-place operations that need gradients work on it, as on any tensor."""
-    transfer, _ = transfer
     received = transfer.stage(torch.ones(3)).receive()
     assert not received._is_view()
     weight = torch.ones(3, requires_grad=True)
@@ -226,10 +224,9 @@ def test_received_tensor_is_no_view(transfer):
     assert weight.grad.tolist() == [1, 1, 1]
 
 
-def test_slabs_are_used_again(transfer):
+def test_slabs_are_used_again(transfer, backend):
     """However many batches: two slabs, as large as the largest batch; made in inference mode, as by
     a validation that comes first, they are used outside."""
-    transfer, backend = transfer
     size = 4_816_896  # 32 photographs, for which a power of two would be 8 MiB
     with torch.inference_mode():
         for value in (size, 10):
@@ -241,14 +238,13 @@ def test_slabs_are_used_again(transfer):
     transfer.stage(torch.zeros(size + 512, dtype=torch.uint8))
     (grown,) = backend.slab_sizes[2:]
     assert size + 512 <= grown <= size * 9 / 8
-    transfer.stage(torch.zeros(MEBI))
+    transfer.stage(torch.zeros(1 << 20))
     transfer.stage(torch.zeros(grown, dtype=torch.uint8))
     assert len(backend.slab_sizes) == 3
 
 
-def test_pinned_tensor_is_copied_from_where_it_is(transfer):
+def test_pinned_tensor_is_copied_from_where_it_is(transfer, backend):
     """If it is large and has no holes; the rest is packed."""
-    transfer, backend = transfer
     pinned = backend.pinned(4 * SMALL_BYTES).copy_(torch.arange(4 * SMALL_BYTES) % 251)
     dense, holes, small = pinned.view(-1, 8).t(), pinned[::2], pinned[:8]
     del backend.slab_sizes[:]
@@ -286,7 +282,6 @@ class Watched(list):
 def test_batch_is_not_walked_at_the_hand_over(transfer, late):
     """However many names are in it: where something moves then was found when it was staged. It
     moves by itself on the thread, and so on the stream, of those who use it."""
-    transfer, _ = transfer
     names = Watched(["a name"] * 1000)
     staged = result_of(in_thread(transfer.stage, [torch.ones(2), {"names": names, "late": late}]))
     assert names.num_looks == 1
@@ -308,10 +303,9 @@ def test_batch_is_not_walked_at_the_hand_over(transfer, late):
     ],
     ids=["sparse", "nested", "needs gradients", "parameter", "packed sequence"],
 )
-def test_tensor_that_is_not_plain_moves_by_its_own_method(transfer, tensor):
+def test_tensor_that_is_not_plain_moves_by_its_own_method(transfer, backend, tensor):
     """Gradients flow, classes and layouts stay; the sizes of a packed sequence's steps, a member of
     a named tuple, stay on the host."""
-    transfer, backend = transfer
     received = transfer.stage((tensor, torch.ones(1))).receive()[0]
     assert received is tensor  # it is on that device already; nothing was packed
     assert len(backend.copy_sizes) == 1
@@ -326,10 +320,9 @@ def test_tensor_that_is_not_plain_moves_by_its_own_method(transfer, tensor):
     ],
     ids=named,
 )
-def test_batch_without_tensors_passes(transfer, batch):
+def test_batch_without_tensors_passes(transfer, backend, batch):
     """The same object: nothing is copied, nothing is begun, and nobody waits. Classes are not taken
     for what they make."""
-    transfer, backend = transfer
     staged = transfer.stage(batch)
     staged.synchronize()
     assert staged.receive() is batch
@@ -343,16 +336,15 @@ def test_sequence_becomes_a_list_when_its_class_cannot_be_made(transfer):
         def __new__(cls, first, second):
             return super().__new__(cls, (first, second))
 
-    received = transfer[0].stage(OnlyItems(torch.ones(1), 1)).receive()
+    received = transfer.stage(OnlyItems(torch.ones(1), 1)).receive()
     assert (type(received), received[0].item(), received[1]) == (list, 1, 1)
 
 
 def test_what_cannot_be_meant_is_refused(transfer):
-    """Without slabs there is nothing to pack into; a second receiver would be on a stream that
-    nothing guards."""
+    """It needs slabs to pack into; a second receiver would be on a stream that nothing guards."""
     with pytest.raises(ValueError, match="num_slabs must be >= 1, got 0"):
         Transfer("cuda", num_slabs=0)
-    staged = transfer[0].stage(torch.ones(1))
+    staged = transfer.stage(torch.ones(1))
     staged.receive()
     with pytest.raises(RuntimeError, match="handed over already; call it once"):
         staged.receive()

@@ -75,8 +75,7 @@ def test_pinned_batches_spoil_no_graph(monkeypatch):
 
 @pytest.mark.usefixtures("pins")
 def test_transfers_spoil_no_graph(backends):
-    """From its memory to its end: streams are made, pages locked, copies and the model waited for,
-    memory freed."""
+    """Streams are made, pages locked, copies and the model waited for, memory freed."""
 
     def transfer():
         copies = Transfer("cuda:1", num_slabs=1)

@@ -28,8 +28,7 @@ SIZES = [(375, 500), (500, 375), (300, 300), (61, 97), (224, 224), (120, 640), (
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory):
-    """JPEGs of all shapes, and other pictures beside them; real photographs too where the machine
-    has them."""
+    """JPEGs of all shapes, other pictures, and real photographs where the machine has them."""
     folder = tmp_path_factory.mktemp("photographs")
     for seed, size in enumerate(SIZES):
         photograph(*size, seed).save(folder / f"{seed}.jpg", quality=90)
@@ -51,8 +50,7 @@ def test_load_image_has_its_planes_in_front_at_every_size(paths):
 
 
 def test_load_image_batch_equals_torchvision(paths):
-    """The batch is, bit for bit, torchvision v2's antialiased resize of each picture, from paths
-    and from bytes."""
+    """Bit for bit torchvision v2's antialiased resize of each picture, of paths and of bytes."""
     batch = load_image_batch(paths, width=96, height=64)
     contents = [path.read_bytes() for path in paths]
     assert torch.equal(load_image_batch(contents, width=96, height=64), batch)

@@ -1,9 +1,8 @@
 """What a signal's handler raises while something is read is for whoever has set it."""
 
-import io
+import bz2
 import itertools
 import signal
-import tarfile
 
 import fsspec
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 from PIL import Image
 from support.at_call import AtCall, TooLate
 from support.datasets import Indices
+from support.tars import tar_of
 
 from spdl_torch.data import cached
 from spdl_torch.data.sources import TarShards
@@ -27,15 +27,10 @@ def archive(folder):
     return lambda: {name: array.tolist() for name, array in load_npz(folder / "a.npz").items()}
 
 
-def shard(kind, name):
-    content = io.BytesIO()
-    with tarfile.open(fileobj=content, mode=kind) as tar:
-        for number in range(3):
-            member = tarfile.TarInfo(f"{number}.bin")
-            member.size = 700
-            tar.addfile(member, io.BytesIO(bytes(700)))
-    fsspec.filesystem("memory").pipe(f"/interrupted/{name}", content.getvalue())
-    return lambda: [*TarShards(f"memory://interrupted/{name}", on_error="skip")]
+def shard(pack):
+    content = pack(tar_of((f"{number}.bin", bytes(700)) for number in range(3)))
+    fsspec.filesystem("memory").pipe("/interrupted", content)
+    return lambda: [*TarShards("memory://interrupted", on_error="skip")]
 
 
 def cache(folder):
@@ -47,8 +42,8 @@ def cache(folder):
 WAYS = {
     "picture": picture,
     "archive": archive,
-    "shard": lambda _: shard("w", "a.tar"),
-    "packed shard": lambda _: shard("w:bz2", "a.tar.bz2"),
+    "shard": lambda _: shard(bytes),
+    "packed shard": lambda _: shard(bz2.compress),
     "cache": cache,
 }
 
@@ -58,8 +53,7 @@ WAYS = {
 @pytest.mark.usefixtures("_too_late")
 @pytest.mark.parametrize("way", WAYS)
 def test_error_of_a_handler_comes_through(way, tmp_path, caplog):
-    """Wherever it comes: nothing takes it for damage, for a lost connection or for a full disk, and
-    nothing is left out."""
+    """Nothing takes it for damage, a lost connection or a full disk, or leaves anything out."""
     read = WAYS[way](tmp_path)
     expected, num_raised = read(), 0
     for place in itertools.count(1, 2):

@@ -38,8 +38,7 @@ def library_files():
 
 
 def test_failed_build_leaves_nothing(command, monkeypatch):
-    """What a compiler wrote before it failed is not loaded, and no compiler is an error that says
-    what to do."""
+    """What a compiler wrote before it failed is not loaded; no compiler is an error, too."""
     status, said = command('echo half > "$1"; echo it is broken >&2; exit 3')
     assert status == 1
     assert re.search(r"it is broken(?s:.*)exit status 3.*CXX", said)

@@ -97,8 +97,7 @@ def pauses(number):
 @pytest.mark.parametrize(("container", "bf"), [("mp4", "0"), ("matroska", "0"), ("matroska", "2")])
 @pytest.mark.parametrize("step", [pause_near_the_end, pause_near_the_beginning, pauses])
 def test_a_sampler_is_told_the_duration_of_a_variable_rate(container, step, bf):
-    """That of the frames. MP4 states the steps between packets, which are others where frames are
-    reordered."""
+    """That of the frames: MP4 states the steps between packets, which are others."""
     told = []
     content = uneven_video(container, step, bf)
     clip = load_clip(content, lambda info: told.append(info) or uniform_frames(8)(info))

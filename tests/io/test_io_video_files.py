@@ -110,8 +110,7 @@ def test_samplers_are_told_the_facts_of_a_decode_of_all(kind, variant):
 
 @pytest.mark.parametrize("kind", ["Matroska, MPEG-2", "WebM, VP9", "WebM, VP8"])
 def test_a_moment_that_a_cut_file_no_longer_has_is_refused(kind):
-    """Matroska states the whole video's duration at its beginning, and its last frame is no other
-    moment's."""
+    """Matroska states the whole duration at its beginning. The last frame is no other moment's."""
     whole = decoded(kind)
     content = whole.content[: len(whole.content) // 2]
     with pytest.raises(DecodeError, match=r"^<bytes>: no frame at .* cut off, and states 0\.96 s"):
@@ -146,8 +145,7 @@ FAST = (
 
 @pytest.mark.parametrize("kind", [*FAST, "MP4, HEVC temporal layers"])
 def test_frames_are_found_without_a_decode_of_all(kind, monkeypatch):
-    """By way of the keyframe before each. HEVC's non-references may be references of higher
-    temporal layers."""
+    """From the keyframe before. HEVC's non-references may be references of higher layers."""
     video = decoded(kind)
     content = without_references_in_layers(video.content) if "layers" in kind else video.content
 
@@ -234,8 +232,7 @@ def test_a_file_object_is_read_again_from_where_it_was(tmp_path):
 
 
 def remuxed(content, container, *, first=0, keys=None):
-    """The packets from one on, all but one, without another encoding; keys: what all are marked
-    as."""
+    """The packets from one on, without another encoding; keys: what all are marked as."""
     file = io.BytesIO()
     with av.open(io.BytesIO(content)) as source, av.open(file, "w", container) as out:
         stream = out.add_stream_from_template(source.streams.video[0])
@@ -311,8 +308,7 @@ def test_packets_of_a_window_are_read_again_where_they_do_not_suffice():
     ],
 )
 def test_sources_that_cannot_seek_have_the_same_frames(kind, most_in_memory, monkeypatch):
-    """Whole, in windows and clips, also where a list stands at the end; large ones are kept in a
-    file."""
+    """Also where a list stands at the end; large ones are kept in a file."""
     monkeypatch.setattr(opening, "_MOST_IN_MEMORY", most_in_memory)
     Tally(kind, opened=Pipe).check(2)
 

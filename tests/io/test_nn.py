@@ -22,8 +22,7 @@ def every_byte(num_images=2, num_channels=3):
 
 
 def torchvisions(images, mean=MEAN, std=STD, dtype=torch.float32):
-    """The values of the transforms that users know, computed in float32 as a model would get
-    them."""
+    """The values of the transforms that users know, computed in float32 as for a model."""
     steps = [v2.ToDtype(torch.float32, scale=True)]
     if mean is not None:
         steps.append(v2.Normalize(mean, std))

@@ -486,8 +486,7 @@ def test_shard_is_downloaded_once_by_all_processes_of_a_machine(bucket, tmp_path
 
 
 def test_copies_of_shards_have_a_limit(web, tmp_path):
-    """The one that was opened longest ago goes first, before another one comes: a disk needs no
-    more than the limit."""
+    """The one that was opened longest ago goes before another comes: no disk needs more."""
     urls, size, before = put_shards(web, 4, 50), len(shard_of(50)), []
     options = {"cache": tmp_path, "max_bytes": 5 * size // 2, "ahead": 0}
     web.faults = [lambda: before.append(len([*tmp_path.rglob("*.tar")]))] * 4
@@ -733,8 +732,7 @@ def test_kept_files_go_on_where_they_make_room(web, tmp_path):
 
 @pytest.mark.parametrize("way", ["threads", "processes", "pipeline"])
 def test_report_counts_the_shards_that_were_there_and_those_awaited(web, tmp_path, way):
-    """And the bytes that came: in a loader's figures over all workers, in a remark of this
-    process."""
+    """And the bytes that came: in figures over all workers, in a remark of this process."""
     size = len(shard_of(20))
     urls = put_shards(web, 3, 20, tmp_path)
     source = TarShards(urls, cache=tmp_path / "kept", index=True, ahead=0)
@@ -804,8 +802,7 @@ def test_waits_for_downloads_are_the_verdict_live_and_of_a_file(web, tmp_path, w
 
 
 def test_web_server_is_held_back_by_the_reader(web):
-    """What is not read yet stays in the socket, however large the shard: the system's own buffers
-    take up to 36 MB."""
+    """What is not read yet stays in the socket: the system's own buffers take up to 36 MB."""
     web.put("a.tar", content := shard_of(80, size=MIB))
     samples = iter(TarShards(web.url("a.tar")))
     first = next(samples)
