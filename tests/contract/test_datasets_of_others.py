@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.idioms import IDIOMS, SIMPLE, Idiom, samples_of
+from support.idioms import IDIOMS, made, samples_of
 from support.inside import placement_of
 from support.loaders import library, torch_loader
 from torch.utils.data import ConcatDataset
@@ -33,37 +33,40 @@ pytestmark = [
 of_a_library = pytest.mark.filterwarnings("ignore")  # its own, in this and in later versions
 
 
-def simple_ones(folder):
-    """All idioms that need no options, one behind the other."""
+SIMPLE = [name for name, make in IDIOMS.items() if isinstance(make, type)]
+"""Idioms that need no options; the loader has them one behind the other."""
+
+
+def dataset_of(name, folder):
+    """An idiom's, or that of all simple ones, and its loader's options."""
+    if name != "simple ones":
+        return made(name, folder)
     datasets = []
-    for name, kind in SIMPLE.items():
-        (folder / name).mkdir(parents=True)
-        datasets.append(kind(folder / name))
-    return Idiom(dataset=ConcatDataset(datasets))
+    for each in SIMPLE:
+        (folder / each).mkdir(parents=True)
+        datasets.append(made(each, folder / each)[0])
+    return ConcatDataset(datasets), {}
 
 
-def load(loader_type, make, folder):
+def load(loader_type, name, folder):
     """The samples of two epochs, by batch; and what of a worker's settings reached this process."""
     folder.mkdir()
-    idiom = make(folder)
-    options = {"batch_size": 8, "num_workers": 2, **idiom.options}
+    dataset, own = dataset_of(name, folder)
+    options = {"batch_size": 8, "num_workers": 2, **own}
     with generators_kept(), settings_kept() as settings:
-        loader = loader_type(idiom.dataset, **options)
+        loader = loader_type(dataset, **options)
         epochs = [[samples_of(batch) for batch in loader] for _ in range(2)]
         return epochs, changed_settings(settings)
 
 
-OTHERS = [make for name, make in IDIOMS.items() if name not in SIMPLE]
-
-
-@pytest.mark.parametrize("make", [simple_ones, *OTHERS])
-def test_idiom_is_right_where_torchs_is(make, tmp_path):
+@pytest.mark.parametrize("name", ["simple ones", *(each for each in IDIOMS if each not in SIMPLE)])
+def test_idiom_is_right_where_torchs_is(name, tmp_path):
     """With one import changed, and nothing else: in processes, as none of them is known to be safe
     on threads; and nothing that a worker does to its own reaches the trainer's."""
-    ours = load(DataLoader, make, tmp_path / "ours")
-    assert ours == load(torch_loader, make, tmp_path / "torch")
+    ours = load(DataLoader, name, tmp_path / "ours")
+    assert ours == load(torch_loader, name, tmp_path / "torch")
     assert not ours[1]
-    dataset = make(tmp_path).dataset
+    dataset, _ = dataset_of(name, tmp_path)
     for each in getattr(dataset, "datasets", [dataset]):
         assert placement_of(DataLoader(each, num_workers=2)).num_processes == 2
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from support import early_names
 from support.datasets import Made
-from support.idioms import IDIOMS, Samples, setting as idiom_of
+from support.idioms import Samples, made as idiom, setting
 from torch.utils.data import IterableDataset, get_worker_info
 
 from spdl_torch import DataLoader
@@ -172,11 +172,9 @@ def differs(what):
     return pytest.raises(AssertionError, match=what)
 
 
-def check_threads(idiom, **options):
-    """assert_thread_safe of an idiom, with its loader's options."""
-    options = {"batch_size": 5, "num_rounds": 2, **idiom.options, **options}
-    options.pop("persistent_workers", None)
-    assert_thread_safe(idiom.dataset, **options)
+def check_threads(dataset, own, **options):
+    """assert_thread_safe of an idiom, with its loader's own options."""
+    assert_thread_safe(dataset, **{"batch_size": 5, "num_rounds": 2, **own, **options})
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of files that are read from a wrong place
@@ -198,7 +196,7 @@ def test_what_threads_share_is_named(name, shared, tmp_path):
         rf"(differs|raised).*{shared}.*; or leave isolation out"
     )
     with pytest.raises(AssertionError, match=match):
-        check_threads(IDIOMS[name](tmp_path))
+        check_threads(*idiom(name, tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -221,7 +219,7 @@ def test_setting_that_reaches_the_trainer_is_a_failure(names, told):
     """Though every sample is right. Of several the first four are named."""
     match = f"must leave the process as it is, but it changed {told} .*the training loop's too"
     with pytest.raises(AssertionError, match=match):
-        check_threads(idiom_of(*names))
+        check_threads(*setting(*names))
 
 
 class SetsThreads(Samples):
@@ -273,10 +271,10 @@ def test_everything_is_put_back(name, tmp_path):
     of which there is nothing to say."""
     before = _state_of_the_process()
     with pytest.raises(AssertionError, match=r"(?s)round \d batch \d+ (differs|raised)"):
-        check_threads(IDIOMS[name](tmp_path))
+        check_threads(*idiom(name, tmp_path))
     if name == "TimeLimit":
         for safe in ("LazilyOnSelf", "shard_in_thread_local"):
-            check_threads(IDIOMS[safe](tmp_path), num_rounds=1)
+            check_threads(*idiom(safe, tmp_path), num_rounds=1)
         with pytest.raises(LookupError, match="no sample"):
             assert_thread_safe(Broken())
     assert _state_of_the_process() == before

@@ -1,9 +1,10 @@
 # ruff: noqa: SIM115  # handles that stay open are among what this file is about
 """Datasets as repositories write them for torch's worker processes.
 
-An idiom is a function that makes one in an empty folder. The samples are known: mostly pairs of an
-index and a value that must be equal to it. They keep handles and readers, objects that samples
-leave something in, and what belongs to a process: globals, environment, settings, signals.
+An idiom is a function or a class that makes one in an empty folder, beside it the options that its
+loader needs. The samples are known: mostly pairs of an index and a value that must be equal to it.
+They keep handles and readers, objects that samples leave something in, and what belongs to a
+process: globals, environment, settings, signals.
 """
 
 import contextlib
@@ -17,10 +18,6 @@ import signal
 import threading
 import warnings
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -40,22 +37,9 @@ def decode(value):
 def samples_of(batch):
     """Split a batch that torch collated into its samples, as plain numbers."""
     if isinstance(batch, torch.Tensor):
-        return [_plain(row) for row in batch.tolist()] if batch.ndim else [batch.item()]
+        rows = batch.tolist() if batch.ndim else [batch.item()]
+        return [tuple(row) if isinstance(row, list) else row for row in rows]
     return list(zip(*map(samples_of, batch), strict=True))
-
-
-def _plain(value):
-    if isinstance(value, torch.Tensor | np.ndarray):
-        value = value.tolist()
-    return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
-
-
-@dataclass(frozen=True, kw_only=True)
-class Idiom:
-    """A dataset, and options of its loader beside ``num_workers``."""
-
-    dataset: Any
-    options: dict[str, Any] = field(default_factory=dict)
 
 
 class Samples(Dataset):
@@ -75,25 +59,20 @@ class Samples(Dataset):
         return decode(index)
 
 
-IDIOMS: dict[str, Callable[[Path], Idiom]] = {}
+IDIOMS = {}
 
 
 def idiom(make):
-    """Register a function that makes an Idiom in a folder of its own."""
-    assert make.__name__ not in IDIOMS, make.__name__
+    """Register a function or a class, which is called with a folder of its own; it gives a dataset,
+    or one and its loader's options."""
     IDIOMS[make.__name__] = make
     return make
 
 
-SIMPLE: dict[str, type[Samples]] = {}
-"""Those whose loaders need no options."""
-
-
-def simple(kind):
-    """Register a dataset class whose objects need nothing but their folder, or not even that."""
-    SIMPLE[kind.__name__] = kind
-    IDIOMS[kind.__name__] = lambda folder: Idiom(dataset=kind(folder))
-    return kind
+def made(name, folder):
+    """A dataset and options of its loader beside ``num_workers``."""
+    found = IDIOMS[name](folder)
+    return found if isinstance(found, tuple) else (found, {})
 
 
 # -- handles and readers
@@ -112,7 +91,7 @@ def read(file, index):
     return int(decode(file.read(16)))
 
 
-@simple
+@idiom
 class LazilyOnSelf(Samples):
     """A file that is opened on the first sample, on self."""
 
@@ -124,7 +103,7 @@ class LazilyOnSelf(Samples):
         return read(self.file, index)
 
 
-@simple
+@idiom
 class OpenedInInit(Samples):
     """A small file that is opened in the beginning, for its header, and a memory map, which has a
     position of its own."""
@@ -150,7 +129,7 @@ class ShiftOfBoth:
         return decode(image + self.by), mask + self.by
 
 
-@simple
+@idiom
 class AugmentationInRecipe(Samples):
     """A list of steps, each with its state."""
 
@@ -164,26 +143,19 @@ class AugmentationInRecipe(Samples):
         return image - mask
 
 
-def reading_through(last):
-    """Return a function that keeps something in a variable around it."""
-
-    def load(index):
-        last.append(index)
-        decode(index)
-        return last.pop()
-
-    return load
-
-
-@simple
+@idiom
 class ClosureWithState(Samples):
     """A function that keeps something in the variables around it."""
 
     def __init__(self, folder):
-        self.load = reading_through([])
+        last = []
 
-    def value(self, index):
-        return self.load(index)
+        def value(index):
+            last.append(index)
+            decode(index)
+            return last.pop()
+
+        self.value = value
 
 
 class Padding:
@@ -202,10 +174,10 @@ class Padding:
 @idiom
 def collate_object_with_buffer(folder):
     """An object as ``collate_fn``."""
-    return Idiom(dataset=Samples(), options={"collate_fn": Padding()})
+    return Samples(), {"collate_fn": Padding()}
 
 
-@simple
+@idiom
 class ChangesItsTensor(Samples):
     """``x = self.data[i]; x += 1`` changes the dataset; of torch's workers only the worker's."""
 
@@ -237,7 +209,7 @@ def sampler_that_sets_the_epoch(folder):
             yield from range(N)
 
     dataset = WithEpoch()
-    return Idiom(dataset=dataset, options={"sampler": Announcing()})
+    return dataset, {"sampler": Announcing()}
 
 
 # -- what belongs to a process
@@ -256,11 +228,6 @@ class Shards(IterableDataset):
             yield from (decode(4 * file + part) for part in range(4))
 
 
-def sharded(find, **options):
-    """Return such an idiom."""
-    return Idiom(dataset=Shards(find), options=options)
-
-
 def share_of(worker):
     """The worker's number, and how many there are."""
     return worker, get_worker_info().num_workers
@@ -274,7 +241,7 @@ def shuffled_then_divided(folder):
         random.Random(0).shuffle(dataset.files)
         return share_of(get_worker_info().id)
 
-    return sharded(shuffle)
+    return Shards(shuffle)
 
 
 LOCAL = threading.local()
@@ -288,7 +255,7 @@ def shard_by_process_identity(folder):
         identity = multiprocessing.current_process()._identity
         return (identity[-1] if identity else 0) % 4, 4
 
-    return sharded(find, num_workers=4)
+    return Shards(find), {"num_workers": 4}
 
 
 @idiom
@@ -298,10 +265,10 @@ def shard_in_thread_local(folder):
     def begin(worker):
         LOCAL.shard = share_of(worker)
 
-    return sharded(lambda _: LOCAL.shard, worker_init_fn=begin)
+    return Shards(lambda _: LOCAL.shard), {"worker_init_fn": begin}
 
 
-@simple
+@idiom
 class FolderOfSample(Samples):
     """Relative paths, in a folder that is changed to."""
 
@@ -317,7 +284,7 @@ class FolderOfSample(Samples):
             return index if decode(int(file.read())) == index % 2 else -1
 
 
-@simple
+@idiom
 class OutputCaught(Samples):
     """A library that prints its result, or prints too much."""
 
@@ -331,7 +298,7 @@ class OutputCaught(Samples):
         return index if lines == [str(index)] * 2 else -1
 
 
-@simple
+@idiom
 class TimeLimit(Samples):
     """An alarm bounds the time of each sample."""
 
@@ -376,7 +343,7 @@ SETTINGS = {
 
 
 def setting(*names):
-    """Return an idiom whose ``worker_init_fn`` makes these settings, which samples look for."""
+    """A dataset and a ``worker_init_fn`` that makes these settings, which samples look for."""
 
     class Seen(Samples):
         def value(self, index):
@@ -386,7 +353,7 @@ def setting(*names):
         for name in names:
             SETTINGS[name][0]()
 
-    return Idiom(dataset=Seen(), options={"worker_init_fn": begin})
+    return Seen(), {"worker_init_fn": begin}
 
 
 @idiom
