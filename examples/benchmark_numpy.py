@@ -1,4 +1,4 @@
-"""Formats of arrays and pools of workers: loads a second and CPU time, with confidence intervals.
+"""Formats of arrays and pools of workers: loads a second and CPU time.
 
 Every combination of
 
@@ -15,11 +15,10 @@ pool's whole life.
 
 Every combination is measured once a round, in reverse order every other round, so that a machine
 that slows down slows all of them down. Prints the median of each over the rounds with the smallest
-and the largest value; ``--csv`` writes the mean and its 95 % confidence interval, for
-benchmark_numpy_plot.py to draw.
+and the largest value; ``--csv`` writes them, for benchmark_numpy_plot.py to draw.
 
-    python examples/benchmark_numpy.py [--workers N [N ...] | --all-workers] [--iterations N]
-        [--rounds N] [--csv FILE] [--smoke]
+    python examples/benchmark_numpy.py [--workers N [N ...]] [--iterations N] [--rounds N]
+        [--csv FILE] [--smoke]
 """
 
 from __future__ import annotations
@@ -36,20 +35,29 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.functional import interpolate
 
 from spdl_torch.autotune import Limits
 from spdl_torch.io import load_npy, load_npz
 
-Combination = tuple[str, str, str, int]
-Figures = dict[str, list[float]]
+Load = Callable[[bytes], Any]
 
-ALL_WORKERS = (1, 2, 4, 8, 16, 32)
+BATCH = 16
+"""Loads per task."""
+POOLS = ("threads", "processes")
+CASES = (
+    *(("torch", "torch"), ("npy", "numpy"), ("npy", "ours"), ("npz", "numpy"), ("npz", "ours")),
+    *(("npz-compressed", "numpy"), ("npz-compressed", "ours")),
+)
+METRICS = {"loads_per_second": "loads/s", "cpu_ms_per_load": "CPU ms/load"}
+"""Name and heading."""
+COLUMNS = ("pool", "format", "loader", "num_workers", "metric", "median", "smallest", "largest")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -57,104 +65,60 @@ def parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    options.add_argument("--smoke", action="store_true", help="tiny amounts; figures mean nothing")
-    options.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
-    options.add_argument(
-        "--workers",
-        type=int,
-        nargs="+",
-        metavar="N",
-        default=[n for n in ALL_WORKERS if n <= 2 * max(1, Limits.of_this_machine().num_cores)],
-        help="default: powers of two up to twice the cores and to 32",
-    )
-    options.add_argument(
-        "--all-workers",
-        action="store_const",
-        const=list(ALL_WORKERS),
-        dest="workers",
-        help="1, 2, 4, 8, 16 and 32, whatever the machine has",
-    )
-    options.add_argument(
-        "--iterations",
-        type=int,
-        default=1000,
-        metavar="N",
-        help="loads of a combination a round (default: %(default)s), more if they take no 0.3 s",
-    )
-    options.add_argument("--csv", type=Path, metavar="FILE", help="for the plot")
+    add = options.add_argument
+    most = min(2 * max(1, Limits.of_this_machine().num_cores), 32)
+    workers = [n for n in (1, 2, 4, 8, 16, 32) if n <= most]
+    help_workers = "default: powers of two up to twice the cores and to 32"
+    add("--workers", type=int, nargs="+", metavar="N", default=workers, help=help_workers)
+    help_loads = "loads of a combination a round (default: 1000), more if they take no 0.3 s"
+    add("--iterations", type=int, default=1000, metavar="N", help=help_loads)
+    add("--rounds", type=int, default=5, help="default: 5")
+    add("--csv", type=Path, metavar="FILE", help="for the plot")
+    add("--smoke", action="store_true", help="tiny amounts; figures mean nothing")
     return options
-
-
-BATCH = 16
-"""Loads per task."""
-CASES = (
-    *(("torch", "torch"), ("npy", "numpy"), ("npy", "ours"), ("npz", "numpy"), ("npz", "ours")),
-    *(("npz-compressed", "numpy"), ("npz-compressed", "ours")),
-)
-POOLS = ("threads", "processes")
-METRICS = {"loads_per_second": "loads/s", "cpu_ms_per_load": "CPU ms/load"}
-"""Name and heading."""
-COLUMNS = (
-    *("pool", "format", "loader", "num_workers", "metric"),
-    *("mean", "interval_low", "interval_high", "num_repeats"),
-)
-
-T_QUANTILES = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160),
-    *(2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056),
-    *(2.052, 2.048, 2.045, 2.042),
-)
-"""Student's t, two-sided 95 %, for 1 to 30 degrees of freedom: NIST/SEMATECH e-Handbook of
-Statistical Methods, 1.3.6.7.2."""
-NORMAL_QUANTILE = 1.960
 
 
 def main(options: argparse.Namespace) -> None:
     """Measure all combinations round after round, print the table and write the CSV."""
-    workers, rounds = sorted(set(options.workers)), options.rounds
-    amounts = {"num_loads": options.iterations, "seconds": 0.3}
     if options.smoke:
-        workers, rounds, amounts = [1], 1, {"num_loads": BATCH, "seconds": 0.0}
+        options.workers, options.rounds, options.iterations = [1], 1, BATCH
+    seconds = 0.0 if options.smoke else 0.3
     combinations = [
-        (pool, saved_as, library, count)
-        for pool, (saved_as, library), count in itertools.product(POOLS, CASES, workers)
+        (pool, *case, count)
+        for pool, case, count in itertools.product(POOLS, CASES, sorted(set(options.workers)))
     ]
-    found: dict[Combination, Figures] = {
-        each: {metric: [] for metric in METRICS} for each in combinations
-    }
-    for number in range(rounds):
+    found = {each: {metric: list[float]() for metric in METRICS} for each in combinations}
+    for number in range(options.rounds):
         for each in combinations if number % 2 == 0 else reversed(combinations):
-            print(f"round {number + 1}/{rounds}: {name_of(each)}", file=sys.stderr, flush=True)
-            for metric, value in measure(*each, **amounts).items():
+            where = f"round {number + 1}/{options.rounds}"
+            print(f"{where}: {name_of(each)}", file=sys.stderr, flush=True)
+            for metric, value in measure(*each, options.iterations, seconds).items():
                 found[each][metric].append(value)
-    print_table(found)
+    print("Loads of uint8 (3, 640, 480) and (640, 480) from bytes in memory")
+    print(f"{'':<36}" + "".join(f"{heading:>36}" for heading in METRICS.values()))
+    lines = []
+    for each, figures in found.items():
+        texts = []
+        for metric, values in figures.items():
+            numbers = statistics.median(values), min(values), max(values)
+            lines.append((*each, metric, *numbers))
+            middle, low, high = (f"{x:,.4g}" for x in numbers)
+            texts.append(f"{f'{middle} ({low}..{high})':>36}")
+        print(f"{name_of(each):<36}" + "".join(texts))
     if options.csv:
-        write_csv(options.csv, found)
+        with open(options.csv, "w", newline="") as file:
+            csv.writer(file).writerows([COLUMNS, *lines])
         print(f"Wrote {options.csv}.")
 
 
-def name_of(combination: Combination) -> str:
+def name_of(combination: tuple[str, str, str, int]) -> str:
     """Return the name of a row."""
     pool, saved_as, library, count = combination
     return f"{saved_as}, {library}, {count} {pool}"
 
 
-def print_table(found: dict[Combination, Figures]) -> None:
-    """Print a row for each combination."""
-    print("Loads of uint8 (3, 640, 480) and (640, 480) from bytes in memory")
-    print(f"{'':<36}" + "".join(f"{heading:>36}" for heading in METRICS.values()))
-    for combination, figures in found.items():
-        print(f"{name_of(combination):<36}" + "".join(map(spread, figures.values())))
-
-
-def spread(values: list[float]) -> str:
-    """Return the median, the smallest and the largest value, as one cell of the table."""
-    low, middle, high = (f"{x:,.4g}" for x in (min(values), statistics.median(values), max(values)))
-    return f"{f'{middle} ({low}..{high})':>36}"
-
-
 def measure(
-    pool: str, saved_as: str, library: str, num_workers: int, *, num_loads: int, seconds: float
+    pool: str, saved_as: str, library: str, num_workers: int, num_loads: int, seconds: float
 ) -> dict[str, float]:
     """Measure one repeat of one combination, in a pool of its own."""
     files = encoded(saved_as)
@@ -175,21 +139,17 @@ def measure(
 @functools.cache
 def encoded(saved_as: str) -> list[bytes]:
     """Return the picture and its labels as files, the same ones in every repeat."""
-    arrays = sample()
+    # Smooth, since random bytes cannot be compressed.
+    rng = np.random.default_rng(0)
+    grids = torch.from_numpy(np.stack([rng.integers(0, 256, (8, 6)) for _ in range(4)])).double()
+    fields = interpolate(grids[None], (640, 480), mode="bilinear", align_corners=True)[0]
+    arrays = {"image": fields[:3].byte().numpy(), "label": (fields[3] // 32).byte().numpy()}
     if saved_as == "npy":
         return [written(np.save, array) for array in arrays.values()]
     if saved_as == "torch":
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         return [written(lambda file: torch.save(tensors, file))]
     return [written(np.savez if saved_as == "npz" else np.savez_compressed, **arrays)]
-
-
-def sample() -> dict[str, Any]:
-    """Return a smooth picture and a map of labels, since random bytes cannot be compressed."""
-    rows, columns = np.mgrid[:640, :480]
-    waves = [np.sin(rows / a + columns / b) for a, b in ((53, 71), (97, 41), (61, 83))]
-    picture = (127.5 + 127.5 * np.stack(waves)).astype(np.uint8)
-    return {"image": picture, "label": picture[0] // 32}
 
 
 def written(save: Callable[..., object], *arrays: Any, **named: Any) -> bytes:
@@ -248,7 +208,12 @@ def prepare(saved_as: str, library: str, files: list[bytes]) -> None:
     """Set up a worker: the first call in it."""
     global _load
     torch.set_num_threads(1)
-    _load = loader(saved_as, library, files)
+    functions = {
+        "ours": (load_npy, load_npz),
+        "numpy": (numpy_load, numpy_load),
+        "torch": (torch_load, torch_load),
+    }
+    _load = loader(files, *functions[library])
 
 
 def load_batch() -> list[Any]:
@@ -256,42 +221,26 @@ def load_batch() -> list[Any]:
     return [_load() for _ in range(BATCH)]
 
 
-def loader(saved_as: str, library: str, files: list[bytes]) -> Callable[[], Any]:
-    """Return a function that loads a picture and its labels."""
-    if library == "torch":
-        return lambda: tuple(torch.load(io.BytesIO(files[0]), weights_only=True).values())
-    if saved_as == "npy":
-        if library == "ours":
-            return lambda: [load_npy(content) for content in files]
-        return lambda: [np.load(io.BytesIO(content)) for content in files]
+def numpy_load(content: bytes) -> Any:
+    """Return the array, or the archive, in a file's bytes."""
+    return np.load(io.BytesIO(content))
+
+
+def torch_load(content: bytes) -> Any:
+    """Return the tensors in a file's bytes, by name."""
+    return torch.load(io.BytesIO(content))
+
+
+def loader(files: list[bytes], load_npy: Load, load_npz: Load) -> Callable[[], Any]:
+    """Return a function that loads a picture and its labels, from a file each or one of both."""
+    if len(files) == 2:
+        return lambda: [load_npy(content) for content in files]
 
     def load() -> tuple[Any, Any]:
-        content = files[0]
-        archive = load_npz(content) if library == "ours" else np.load(io.BytesIO(content))
+        archive = load_npz(files[0])
         return archive["image"], archive["label"]
 
     return load
-
-
-def write_csv(path: Path, found: dict[Combination, Figures]) -> None:
-    """Write a line for each combination and metric."""
-    with open(path, "w", newline="") as file:
-        lines = csv.writer(file)
-        lines.writerow(COLUMNS)
-        for combination, figures in found.items():
-            for metric, values in figures.items():
-                mean, half = statistics.mean(values), half_interval(values)
-                numbers = [f"{x:.6g}" for x in (mean, mean - half, mean + half)]
-                lines.writerow([*combination, metric, *numbers, len(values)])
-
-
-def half_interval(values: Sequence[float]) -> float:
-    """Return half the width of the mean's 95 % confidence interval; NaN for a single value."""
-    if len(values) < 2:
-        return float("nan")
-    freedom = len(values) - 1
-    quantile = T_QUANTILES[freedom - 1] if freedom <= len(T_QUANTILES) else NORMAL_QUANTILE
-    return quantile * statistics.stdev(values) / len(values) ** 0.5
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Python puts this folder there; its files are a package, whose place is the folder above.
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from bench.arguments import main
+from bench.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

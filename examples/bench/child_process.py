@@ -12,7 +12,7 @@ import tempfile
 import time
 from typing import TYPE_CHECKING, Any
 
-from .memory import tree_bytes
+from .processes import tree_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,7 +62,7 @@ def _watch(child: subprocess.Popen[bytes], limit_seconds: float) -> float:
         if time.monotonic() > must_end_by:
             raise ChildFailure(f"no answer within {limit_seconds:g} s, so it was ended.")
         spent = time.thread_time()
-        peak = max(peak, tree_bytes(child.pid) or 0.0)
+        peak = max(peak, tree_bytes(child.pid))
         rest = (time.thread_time() - spent) / _PART_OF_A_CORE
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(max(_SECONDS_BETWEEN_SAMPLES, rest))

@@ -1,33 +1,104 @@
-"""The work of the command, from the options to the table."""
+"""The command, from its options to the table."""
 
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import tempfile
+import time
+from argparse import ArgumentParser, ArgumentTypeError
 from dataclasses import replace
 from pathlib import Path
+from threading import TIMEOUT_MAX
 from typing import TYPE_CHECKING, Any, TextIO
 
-from spdl_torch.shown_text import counted
+from spdl_torch.command_options import whole_number
+from spdl_torch.shown_text import counted, printable
 from spdl_torch.whole_files import whole_file
 
 from .child_process import ChildFailure, run_child
-from .cpu_time import OtherPrograms
-from .peers import installed, left_out, machine
-from .report import Report, cost, last_line
-from .tables import TABLES, load_table
+from .peers import find_spdl_decoder, installed, left_out, machine
+from .processes import cpu_seconds_of_others
+from .report import Metric, Report, last_line
+from .tables import TABLES, BenchOptions, load_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from .tables import BenchOptions, Contender, Settings, Table
+    from .tables import Contender, Settings, Table
 
     Run = Callable[[Path, str, float], tuple[dict[str, Any], float]]
 
-_OTHERS = cost("other_cores", "others' cores", 1)
-_NAMES_IN_ERROR = 12
-_NOT_SHOWN = frozenset(("folder", "no_spdl_decoder", "crop", "num_workers", "workers", "smoke"))
+_OTHERS = Metric("other_cores", "others' cores", 1)
+_NOT_SHOWN = frozenset(("folder", "crop", "num_workers", "workers", "smoke"))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure the table that ``argv`` names; return the exit status.
+
+    argv: None = this process's arguments; SIGTERM then ends the run as Ctrl-C does, with the
+        results so far.
+    """
+    if argv is None:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    arguments = vars(parser().parse_args(argv))
+    try:
+        if arguments.pop("list"):
+            return list_tables(sys.stdout)
+        if arguments["table"] is None:
+            raise ValueError("name a table, or --list them.")
+        return run_bench(BenchOptions(**arguments), sys.stdout, sys.stderr)
+    except KeyboardInterrupt:
+        return 130
+    except (OSError, ValueError, SystemExit) as error:  # a folder without data ends the examples
+        print(f"bench: {printable(str(error))}", file=sys.stderr)
+        return 2
+
+
+def parser() -> ArgumentParser:
+    """Return a parser of the fields of ``BenchOptions``."""
+    bench = ArgumentParser(
+        prog="bench",
+        description="Measure one table: every contender in a process of its own, in interleaved "
+        "rounds; print medians with the spread, ratios and goals. That takes about rounds x "
+        "contenders x (--seconds + 4 s), 2 to 60 minutes, which is said at the start. A peer that "
+        "is not installed is left out, and a line says how to install it.",
+    )
+    add = bench.add_argument
+    add("table", nargs="?", metavar="TABLE", help=", ".join(TABLES))
+    add("--list", action="store_true", help="list tables and contenders, and end")
+    rounds = "how often each contender is measured (default: 5; 1 with --smoke)"
+    add("--rounds", type=whole_number, metavar="N", help=rounds)
+    seconds = (
+        "about how long a pass takes torch's DataLoader; sets everybody's samples (default: 2)"
+    )
+    add("--seconds", type=_positive_seconds, default=2.0, metavar="S", help=seconds)
+    workers = "num_workers (default: 2; for ordinary, which measures 0, too: 2 4)"
+    add("--workers", type=whole_number, nargs="+", default=(), metavar="N", help=workers)
+    data = "photographs (one folder of JPEGs per class) or, for clips, videos (default: made)"
+    add("--data", type=Path, metavar="DIR", help=data)
+    only = "only this contender, or those whose names begin so; may be given several times"
+    add("--only", action="append", default=[], metavar="NAME", help=only)
+    add("--goals", action="store_true", help="only contenders that a goal compares")
+    add("--peer", metavar="NAME", help="whose figures the last column divides by")
+    add("--full", action="store_true", help="the sizes that take long, too")
+    add("--smoke", action="store_true", help="a run of seconds that shows it works")
+    limit = "a measurement that takes longer has failed (default: 120)"
+    add("--limit", type=_positive_seconds, default=120.0, metavar="S", help=limit)
+    add("--json", type=Path, metavar="FILE", help="write every value to FILE")
+    return bench
+
+
+def _positive_seconds(text: str) -> float:
+    """Parse an option's value, a number of seconds above 0 that a thread can wait for."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= TIMEOUT_MAX:
+        raise ArgumentTypeError(f"must be seconds above 0, and finite, got {text}")
+    return value
 
 
 def list_tables(out: TextIO) -> int:
@@ -75,6 +146,8 @@ def run_bench(
         with tempfile.TemporaryDirectory(prefix="spdl-torch-bench-") as folder:
             settings = table.prepare(options, Path(folder))
             settings = {"num_workers": options.workers[0], **settings}
+            if any(contender.decodes_with_spdl for contender in contenders):
+                find_spdl_decoder(Path(folder))
             _measure(table, contenders, settings, options, report, progress, run)
     except KeyboardInterrupt:
         report.remarks.append("Interrupted: the table holds what was measured until then.")
@@ -117,16 +190,16 @@ def choose(table: Table, options: BenchOptions) -> tuple[list[Contender], list[s
     elif not options.full and not options.only:
         wanted = [c for c in wanted if c.is_usual]
     if options.goals and table.goals:
-        wanted = [c for c in wanted if any(goal.compares(c.name) for goal in table.goals)]
-    for start in options.only:
-        if not any(c.name.startswith(start) for c in wanted):
-            names = ", ".join(repr(c.name) for c in wanted[:_NAMES_IN_ERROR])
-            rest = ", ...; --list shows all" if len(wanted) > _NAMES_IN_ERROR else ""
-            raise ValueError(f"--only {start!r} is the beginning of none of {names}{rest}.")
+        compared = {name for goal in table.goals for name in (goal.row, goal.over)}
+        wanted = [c for c in wanted if c.name in compared]
     if options.only:
-        exact = {c.name for c in wanted} & set(options.only)
-        starts = tuple(start for start in options.only if start not in exact)
-        wanted = [c for c in wanted if c.name in exact or c.name.startswith(starts)]
+        names, chosen = [c.name for c in wanted], set[str]()
+        for start in options.only:
+            own = [start] if start in names else [name for name in names if name.startswith(start)]
+            if not own:
+                raise ValueError(f"--only {start!r} is the beginning of none that --list shows.")
+            chosen.update(own)
+        wanted = [c for c in wanted if c.name in chosen]
     missing = {module: None for c in wanted for module in c.needs if not installed(module)}
     there = [c for c in wanted if not any(module in missing for module in c.needs)]
     return there, [left_out(module) for module in missing]
@@ -145,10 +218,6 @@ def _measure(
     place. One that failed would fail again, and is tried no more."""
     shown = {key: value for key, value in settings.items() if key not in _NOT_SHOWN}
     report.settings = {**report.settings, **shown}
-    if why := settings.get("no_spdl_decoder"):
-        usable = [c for c in contenders if not c.decodes_with_spdl]
-        report.remarks += [str(why)] if len(usable) < len(contenders) else []
-        contenders = usable
     rounds = options.rounds or 1
     if not options.smoke:
         passes, start = table.seconds
@@ -163,26 +232,18 @@ def _measure(
             print(f"round {number + 1}/{rounds}: {contender.name}", file=progress, flush=True)
             own = {**settings, "round": number}
             job = {"table": table.name, "contender": contender.name, "settings": own}
-            others = OtherPrograms()
+            others, began = cpu_seconds_of_others(), time.monotonic()
             try:
                 child = Path(__file__).with_name("child.py")
-                answer, peak = run(child, json.dumps(job), options.limit)
+                values, peak = run(child, json.dumps(job), options.limit)
             except ChildFailure as failure:
                 report.failures[contender.name] = str(failure)
                 print(f"{contender.name} failed: {last_line(str(failure))}", file=progress)
                 continue
-            values = _with_memory(answer, peak, others.cores())
+            # Memory is the larger of what was seen from outside and what the process has seen.
+            if largest := max(peak / 2**20, values.get("at_end_mib", 0.0)):
+                values.setdefault("peak_mib", largest)
+            if others is not None and (now := cpu_seconds_of_others()) is not None:
+                values[_OTHERS.key] = max(0.0, (now - others) / (time.monotonic() - began))
             known = [metric.key for metric in report.metrics if metric.key in values]
             report.add(contender.name, {key: values[key] for key in known}, number)
-
-
-def _with_memory(
-    figures: Mapping[str, float], peak: float, other_cores: float | None
-) -> dict[str, float]:
-    """Return the values, with what was seen from outside; memory is the larger of both views."""
-    values = dict(figures)
-    if largest := max(peak / 2**20, values.get("at_end_mib", 0.0)):
-        values.setdefault("peak_mib", largest)
-    if other_cores is not None:
-        values[_OTHERS.key] = other_cores
-    return values

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch.utils.data import default_collate
+
 from .peers import imported
 
 Batches = Callable[[], Iterator[Any]]
@@ -32,35 +34,22 @@ class Work:
     """None = torch's default_collate."""
     size_of: Callable[[Any], int] = len
     """Returns the number of samples in a batch."""
-    shuffle: bool = False
-
-    def indices(self) -> list[int]:
-        """Return the indices, in the order of the pass."""
-        if not self.shuffle:
-            return list(range(self.num_samples))
-        import torch
-
-        order: list[int] = torch.randperm(self.num_samples).tolist()
-        return order
 
     def groups(self) -> list[list[int]]:
         """Return the indices of each batch."""
-        indices, size = self.indices(), self.batch_size
+        indices, size = list(range(self.num_samples)), self.batch_size
         return [indices[first : first + size] for first in range(0, len(indices), size)]
 
     def load_group(self, indices: Sequence[int]) -> Any:
         """Make one batch in one call."""
         get_many = getattr(self.dataset, "__getitems__", None)
         samples = get_many(indices) if get_many else [self.dataset[index] for index in indices]
-        return self.collate_fn()(samples)
+        return self.collate_fn(samples)
 
+    @property
     def collate_fn(self) -> Callable[[list[Any]], Any]:
-        """Return the given function, or torch's."""
-        if self.collate is not None:
-            return self.collate
-        from torch.utils.data import default_collate
-
-        return default_collate
+        """The given function, or torch's."""
+        return self.collate or default_collate
 
 
 def ours(work: Work, **options: Any) -> Batches:
@@ -79,7 +68,6 @@ def _loader(module: str, work: Work, options: dict[str, Any]) -> Batches:
     loader = imported(module).DataLoader(
         work.dataset,
         batch_size=work.batch_size,
-        shuffle=work.shuffle,
         collate_fn=work.collate,
         **{"num_workers": work.num_workers, **options},
     )
@@ -104,10 +92,10 @@ def spdl_items(work: Work) -> Batches:
     """SPDL's pipeline on threads, one sample per task, as in its tutorials."""
 
     def begin() -> Iterator[Any]:
-        builder = imported("spdl.pipeline").PipelineBuilder().add_source(work.indices())
+        builder = imported("spdl.pipeline").PipelineBuilder().add_source(range(work.num_samples))
         order = {"concurrency": work.num_workers, "output_order": "input"}
         builder.pipe(work.dataset.__getitem__, **order).aggregate(work.batch_size)
-        builder.pipe(work.collate_fn()).add_sink(3)
+        builder.pipe(work.collate_fn).add_sink(3)
         pipeline = builder.build(num_threads=work.num_workers)
         with pipeline.auto_stop():
             yield from pipeline
@@ -120,9 +108,9 @@ def grain_threads(work: Work) -> Batches:
     grain = imported("grain")
 
     def begin() -> Iterator[Any]:
-        source = grain.MapDataset.source(work.indices()).map(work.dataset.__getitem__)
+        source = grain.MapDataset.source(range(work.num_samples)).map(work.dataset.__getitem__)
         # Its own batching would make numpy arrays and join them.
-        source = source.batch(work.batch_size, batch_fn=work.collate_fn())
+        source = source.batch(work.batch_size, batch_fn=work.collate_fn)
         options = grain.ReadOptions(
             num_threads=work.num_workers, prefetch_buffer_size=2 * work.num_workers
         )

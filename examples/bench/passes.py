@@ -7,11 +7,42 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from .cpu_time import tree_cpu_seconds
-from .memory import tree_bytes
+import torch
+
+from .processes import tree_bytes, tree_cpu_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from .loaders import Work
+    from .tables import BenchOptions, Contender
+
+
+def samples_of(options: BenchOptions, per_second: float, batch_size: int) -> int:
+    """Return the number of samples in a pass, in whole batches: ``--seconds`` at a rate, 4 batches
+    with ``--smoke``."""
+    if options.smoke:
+        return 4 * batch_size
+    return max(4, round(per_second * options.seconds / batch_size)) * batch_size
+
+
+def measure_loader(
+    contender: Contender, settings: dict[str, Any], make_work: Callable[..., Work]
+) -> dict[str, float]:
+    """Measure one pass; ``make_work(settings, num_samples, **arguments)`` gives the contender's
+    :class:`Work`.
+
+    One sample is loaded here, so that forked workers find imports done; then two batches for each
+    worker warm up what is compiled or allocated once.
+    """
+    torch.set_num_threads(1)  # every loader does its work on threads or processes of its own
+    num_samples = settings["num_samples"]
+    work = make_work(settings, num_samples, **contender.arguments)
+    work.load_group([0])
+    num_warm = min(num_samples, 2 * settings["batch_size"] * max(1, settings["num_workers"]))
+    warm = make_work(settings, num_warm, **contender.arguments)
+    measure_pass(contender.run(warm), num_warm, warm.size_of)
+    return measure_pass(contender.run(work), num_samples, work.size_of, work.num_workers)
 
 
 def measure_pass(
@@ -26,9 +57,9 @@ def measure_pass(
         the first ones all at once, at a rate that does not last.
     Returns: ``per_second``: samples a second, from the last of these batches in hand to the last
         one of all;
-        ``end_to_end``: from ``iter()`` until the workers have ended; ``cpu_ms``, ``cpu_us``: CPU
-        of the process and its workers over the same time, per sample; ``first_batch_ms``: from
-        ``iter()``; ``at_end_mib``: memory of the process tree with the last batch in hand.
+        ``end_to_end``: from ``iter()`` until the workers have ended; ``cpu_ms``: CPU of the process
+        and its workers over the same time, per sample; ``first_batch_ms``: from ``iter()``;
+        ``at_end_mib``: memory of the process tree with the last batch in hand.
     Raises: RuntimeError: there were more or fewer samples than expected.
     """
     gc.collect()  # 100 ms after torch's imports, and else part of some rows' time by chance
@@ -49,18 +80,16 @@ def measure_pass(
         if count >= num_samples:
             # Workers that are processes live until the iterator is asked for more.
             last, cpu_before = time.perf_counter(), time.thread_time()
-            at_end = tree_bytes(os.getpid()) or 0.0
+            at_end = tree_bytes(os.getpid())
             looking, looking_cpu = time.perf_counter() - last, time.thread_time() - cpu_before
     batch = None
     del batches  # ends the workers
     end = time.perf_counter() - looking
     if count != num_samples:
         raise RuntimeError(f"the loader gave {count} samples, expected {num_samples}.")
-    cpu_seconds_of_one = (tree_cpu_seconds() - cpu - looking_cpu) / count
     figures = {
         "end_to_end": count / (end - start),
-        "cpu_ms": cpu_seconds_of_one * 1e3,
-        "cpu_us": cpu_seconds_of_one * 1e6,
+        "cpu_ms": (tree_cpu_seconds() - cpu - looking_cpu) / count * 1e3,
         "first_batch_ms": (first - start) * 1e3,
         "at_end_mib": at_end / 2**20,
     }

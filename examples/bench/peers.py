@@ -23,6 +23,7 @@ PEERS = {
     "datasets": ("Hugging Face datasets", "datasets"),
     "webdataset": ("WebDataset", "webdataset"),
     "cv2": ("OpenCV", "opencv-python-headless"),
+    "deflate": ("libdeflate", "deflate"),
 }
 """Module: the name that people use, and the distribution."""
 
@@ -40,10 +41,10 @@ def installed(module: str) -> bool:
         return False
 
 
-def left_out(module: str, name: str | None = None) -> str:
+def left_out(module: str) -> str:
     """Return the line that explains why a peer's rows are missing, and how to install it."""
-    known, package = PEERS.get(module, (module, module))
-    return f"{name or known} ({module}) is not installed, so it is left out: pip install {package}"
+    name, package = PEERS.get(module, (module, module))
+    return f"{name} ({module}) is not installed, so it is left out: pip install {package}"
 
 
 def machine(**more: object) -> dict[str, object]:
@@ -54,38 +55,27 @@ def machine(**more: object) -> dict[str, object]:
     return {"cores": whole_cores(), "Python": platform.python_version(), **versions, **more}
 
 
-def spdl_decoder(folder: Path) -> str | None:
-    """Let the processes that this one starts find the FFmpeg that SPDL's decoder needs; return why
-    it cannot be used.
+def find_spdl_decoder(folder: Path) -> None:
+    """Let the processes that this one starts find the FFmpeg that SPDL's decoder needs.
 
     The machine's own FFmpeg comes first. Without one, the FFmpeg in PyAV's wheel serves: its
     libraries have other names, so they are linked, in ``folder``, under the names that SPDL looks
     for.
     """
-    if not installed("spdl"):
-        return left_out("spdl")
-    if not _spdl_decodes():
-        places = [str(folder)]
-        for library in pyav_libraries():
-            name, _, numbers = library.name.partition(".so.")
-            link = f"{name.rpartition('-')[0]}.so.{numbers.partition('.')[0]}"
-            (folder / link).symlink_to(library)
-            places[1:] = [str(library.parent)]
-        os.environ["LD_LIBRARY_PATH"] = os.pathsep.join(places)
-    return None if _spdl_decodes() else "SPDL found no FFmpeg, so it is left out."
-
-
-def _spdl_decodes() -> bool:
     code = "import spdl.io.lib; spdl.io.lib._import_libspdl()"
-    return subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
-
-
-def pyav_libraries() -> list[Path]:
-    """Return the libraries that come with PyAV's wheel; [] where there is none."""
-    found = importlib.util.find_spec("av")
-    if found is None or found.origin is None:
-        return []
-    return sorted(Path(found.origin).parent.with_name("av.libs").glob("lib*-*.so.*"))
+    av = importlib.util.find_spec("av")
+    if (
+        subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+        or av is None
+        or av.origin is None
+    ):
+        return
+    libraries = Path(av.origin).parent.with_name("av.libs")
+    for library in libraries.glob("lib*-*.so.*"):
+        name, _, numbers = library.name.partition(".so.")
+        link = f"{name.rpartition('-')[0]}.so.{numbers.partition('.')[0]}"
+        (folder / link).symlink_to(library)
+    os.environ["LD_LIBRARY_PATH"] = os.pathsep.join(map(str, (folder, libraries)))
 
 
 def _version(package: str) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -22,30 +21,26 @@ class Metric:
     heading: str
     """With the unit."""
     digits: int = 0
-    higher_is_better: bool = True
-    """The direction; decides which of several peers is the best."""
     has_spread: bool = True
     """Whether the text shows the smallest and the largest value beside the median."""
     loss_below: float | None = None
     """Medians below it are marked ``loss``, or ``LOSS`` where every round is below it."""
 
 
-cost = partial(Metric, higher_is_better=False)
-"""A metric of which less is better."""
-
-
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A value to reach: the metric of ``row``, or its ratio to the same metric of ``over``.
-
-    ``over`` names a row or, with a ``*`` at the end, the best of the rows that begin so.
-    """
+    """A value to reach: the metric of ``row``, or its ratio to the same metric of ``over``."""
 
     metric: str
     row: str
     over: str | None = None
     at_least: float | None = None
     at_most: float | None = None
+
+    @property
+    def name(self) -> str:
+        """What is compared."""
+        return f"{self.metric}: {self.row}" + (f" / {self.over}" if self.over else "")
 
     def bound(self) -> str:
         """Return the goal in words; empty where the value is only shown."""
@@ -58,10 +53,6 @@ class Goal:
         if self.at_least is not None:
             return value >= self.at_least
         return None if self.at_most is None else value <= self.at_most
-
-    def compares(self, row: str) -> bool:
-        """Return whether the goal needs that row."""
-        return row == self.row or _matches(self.over, row)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -97,15 +88,7 @@ class Report:
         values = self.rows.get(goal.row, {}).get(goal.metric, {})
         if goal.over is None:
             return list(values.values())
-        over = self.best(goal.over, goal.metric)
-        return [] if over is None else ratios(values, self.rows[over][goal.metric])
-
-    def best(self, name: str | None, metric: str) -> str | None:
-        """Return the measured row of that name; if it ends with ``*``, the best that begins so."""
-        found = [row for row in self.rows if _matches(name, row) and self.rows[row].get(metric)]
-        higher = any(m.key == metric and m.higher_is_better for m in self.metrics)
-        choose = max if higher else min
-        return choose(found, key=lambda row: self.median(row, metric), default=None)
+        return ratios(values, self.rows.get(goal.over, {}).get(goal.metric, {}))
 
     def text(self) -> str:
         """Return the table, for people."""
@@ -127,7 +110,7 @@ class Report:
             },
             "ratios": [
                 {
-                    "name": self._name_of(goal),
+                    "name": goal.name,
                     **_summary(values),
                     "goal": goal.bound() or None,
                     "reached": goal.is_reached(median(values)),
@@ -142,14 +125,16 @@ class Report:
     def _table_lines(self) -> list[str]:
         rows = self.rows.values()
         metrics = [m for m in self.metrics if any(series.get(m.key) for series in rows)]
-        peer = self.best(self.peer, metrics[0].key) if metrics else None
-        cells = [["", *(metric.heading for metric in metrics), *([f"x {peer}"] if peer else [])]]
+        cells = [["", *(metric.heading for metric in metrics)]]
         for row, series in self.rows.items():
-            texts = [self._cell([*series.get(m.key, {}).values()], m) for m in metrics]
-            if peer:
-                key = metrics[0].key
-                texts.append(cell(ratios(series.get(key, {}), self.rows[peer][key]), 2))
-            cells.append([row, *texts])
+            cells.append(
+                [row, *(self._cell([*series.get(m.key, {}).values()], m) for m in metrics)]
+            )
+        if self.peer in self.rows:
+            first = [series.get(metrics[0].key, {}) for series in rows]
+            peer = self.rows[self.peer].get(metrics[0].key, {})
+            column = [f"x {self.peer}", *(cell(ratios(each, peer), 2) for each in first)]
+            cells = [[*line, text] for line, text in zip(cells, column, strict=True)]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         widths[0] = max([widths[0], *map(len, self.failures)])
         lines = [
@@ -172,15 +157,11 @@ class Report:
     def _goal_line(self, goal: Goal) -> str:
         values = self.values_of(goal)
         middle = median(values)
-        text = f"{self._name_of(goal):<78} {cell(values, 2 if middle >= 1 else 3)}"
+        text = f"{goal.name:<78} {cell(values, 2 if middle >= 1 else 3)}"
         reached = goal.is_reached(middle)
         if reached is not None:
             text += f"  goal {goal.bound()}: {'reached' if reached else 'MISSED'}"
         return text
-
-    def _name_of(self, goal: Goal) -> str:
-        over = self.best(goal.over, goal.metric)
-        return f"{goal.metric}: {goal.row}" + (f" / {over}" if over else "")
 
 
 def ratios(series: Mapping[int, float], others: Mapping[int, float]) -> list[float]:
@@ -199,12 +180,6 @@ def cell(values: list[float], digits: int) -> str:
     if len(values) > 1:
         text += f" ({min(values):,.{digits}f}..{max(values):,.{digits}f})"
     return text
-
-
-def _matches(name: str | None, row: str) -> bool:
-    if name is None:
-        return False
-    return row.startswith(name[:-1]) if name.endswith("*") else row == name
 
 
 def last_line(text: str) -> str:

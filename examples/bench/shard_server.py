@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import time
 from contextlib import contextmanager
+from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
@@ -59,9 +60,6 @@ def served(folder: str) -> Iterator[str]:
 
 
 def _serve(folder: str, port: Any) -> None:
-    def handler(*arguments: Any) -> _Slow:
-        return _Slow(*arguments, directory=folder)
-
-    server = _Server(("127.0.0.1", 0), handler)
+    server = _Server(("127.0.0.1", 0), partial(_Slow, directory=folder))
     port.put(server.server_address[1])
     server.serve_forever()

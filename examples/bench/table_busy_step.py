@@ -13,19 +13,25 @@ slower does not count.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
-from . import images, table_photographs
-from .image_peers import spdl_decoding
+import torch
+
+from .images import spdl_decoding
 from .loaders import nothing, ours, torch_loader
-from .report import Goal, Metric, cost
+from .recipe import photographs
+from .report import Goal, Metric
+from .table_photographs import make_work
 from .tables import Contender, Table
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from .loaders import Batches
@@ -36,15 +42,15 @@ _ENDLESS = 100_000
 """Photographs: far more than will be read."""
 _OPERATIONS = 24_000
 METRICS = (
-    cost("step_ratio", "step / step without loading", 3),
-    cost("step_ms", "step without loading, ms", 1),
+    Metric("step_ratio", "step / step without loading", 3),
+    Metric("step_ms", "step without loading, ms", 1),
     Metric("per_second", "images/s meanwhile"),
 )
 
 
 def _prepare(options: BenchOptions, folder: Path) -> dict[str, Any]:
     return {
-        **images.photographs_for_all(options, folder),
+        **photographs(options, folder),
         "crop": False,
         "num_workers": 1,  # the trainer has the other one of two cores
         "batch_size": 4 if options.smoke else _BATCH,
@@ -57,11 +63,9 @@ def _prepare(options: BenchOptions, folder: Path) -> dict[str, Any]:
 def measure(contender: Contender, settings: dict[str, Any]) -> dict[str, float]:
     """Measure pairs of blocks; every other pair begins with the other block, so that a drift
     cancels."""
-    import torch
-
     torch.set_num_threads(1)
     train = partial(_steps, settings["steps"], settings["operations"])
-    work = table_photographs.make_work(settings, _ENDLESS, **contender.arguments)
+    work = make_work(settings, _ENDLESS, **contender.arguments)
     work.load_group([0])
     make_batches = contender.run(work)
     ratios, seconds, count, loading = [], [], 0, 0.0
@@ -71,10 +75,10 @@ def measure(contender: Contender, settings: dict[str, Any]) -> dict[str, float]:
             if not with_loader:
                 block[False] = train()
                 continue
-            with Consumer(make_batches, work.size_of) as consumer:
-                before = consumer.num_images
+            with batches_taken(make_batches, work.size_of) as sizes:
+                before = len(sizes)
                 block[True] = train()
-                count += consumer.num_images - before
+                count += sum(sizes[before:])
             loading += block[True]
         ratios.append(block[True] / block[False])
         seconds.append(block[False] / settings["steps"])
@@ -87,8 +91,6 @@ def measure(contender: Contender, settings: dict[str, Any]) -> dict[str, float]:
 
 def _steps(count: int, operations: int) -> float:
     """Launch small operations without a pause; return the seconds."""
-    import torch
-
     x = torch.zeros(8)
     start = time.perf_counter()
     for _ in range(count * operations):
@@ -96,47 +98,33 @@ def _steps(count: int, operations: int) -> float:
     return time.perf_counter() - start
 
 
-class Consumer:
-    """A running loader, and the thread that takes every batch as soon as it is ready.
+@contextlib.contextmanager
+def batches_taken(make_batches: Batches, size_of: Callable[[Any], int]) -> Iterator[list[int]]:
+    """Have a thread take every batch as soon as it is ready; yield the list of their sizes, which
+    grows. It begins with the first two, and ends when the loader has; an error in the loader is
+    raised then."""
+    sizes: list[int] = []
+    running, ended = threading.Event(), threading.Event()
 
-    On entry it waits for the first batches, on exit for the loader's end. An error in the loader is
-    raised on exit.
-    """
-
-    _NUM_FIRST = 2
-
-    def __init__(self, make_batches: Batches, size_of: Any) -> None:
-        self.num_images = 0
-        self._make_batches = make_batches
-        self._size_of = size_of
-        self._running = threading.Event()
-        self._ended = False
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="consumer")
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        self._running.wait()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended = True
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-
-    def _run(self) -> None:
+    def take() -> None:
         try:
-            for number, batch in enumerate(self._make_batches(), 1):
-                self.num_images += self._size_of(batch)
-                if number == self._NUM_FIRST:
-                    self._running.set()
-                if self._ended:
+            for batch in make_batches():
+                sizes.append(size_of(batch))
+                if len(sizes) == 2:
+                    running.set()
+                if ended.is_set():
                     return  # drops the iterator, which ends the loader
-        except BaseException as error:
-            self._error = error  # the trainer's thread raises it
         finally:
-            self._running.set()
+            running.set()
+
+    with ThreadPoolExecutor(1) as threads:
+        taking = threads.submit(take)
+        running.wait()
+        try:
+            yield sizes
+        finally:
+            ended.set()
+        taking.result()
 
 
 def _one(name: str, run: Any, data: str, *needs: str, **more: Any) -> Contender:
@@ -144,23 +132,19 @@ def _one(name: str, run: Any, data: str, *needs: str, **more: Any) -> Contender:
 
 
 _goal = partial(Goal, "step_ratio", "ours, threads")
-TABLES = (
-    Table(
-        name="busy-step",
-        title="A trainer that holds the GIL, beside one worker that loads photographs",
-        metrics=METRICS,
-        contenders=(
-            _one("ours, threads", ours, "batched", smoke=True),
-            _one("ours, process", partial(ours, isolation="process"), "batched"),
-            _one("torch, forked", torch_loader, "torchvision"),
-            _one(
-                "SPDL", partial(spdl_decoding, crop=False), "pillow", "spdl", decodes_with_spdl=True
-            ),
-            _one("nothing", nothing, "batched", smoke=True),
-        ),
-        prepare=_prepare,
-        measure=measure,
-        goals=(_goal(at_most=1.08), _goal("torch, forked"), _goal("SPDL"), _goal("nothing")),
-        seconds=(3.0, 4.0),
+TABLE = Table(
+    name="busy-step",
+    title="A trainer that holds the GIL, beside one worker that loads photographs",
+    metrics=METRICS,
+    contenders=(
+        _one("ours, threads", ours, "batched", smoke=True),
+        _one("ours, process", partial(ours, isolation="process"), "batched"),
+        _one("torch, forked", torch_loader, "torchvision"),
+        _one("SPDL", partial(spdl_decoding, crop=False), "pillow", "spdl", decodes_with_spdl=True),
+        _one("nothing", nothing, "batched", smoke=True),
     ),
+    prepare=_prepare,
+    measure=measure,
+    goals=(_goal(at_most=1.08), _goal("torch, forked"), _goal("SPDL"), _goal("nothing")),
+    seconds=(3.0, 4.0),
 )

@@ -12,7 +12,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from .peers import imported
-from .report import Goal, cost
+from .report import Goal, Metric
 from .tables import Contender, Table
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 _START_STOP_REPEATS = 5
 _ITEMS_A_SECOND = 20_000
 METRICS = (
-    cost("three_stages_us", "3 stages x 4, µs/item", 1),
-    cost("one_stage_us", "1 stage ordered, µs/item", 1),
-    cost("fetches_us", "256 fetches at once, µs/item", 1),
-    cost("start_stop_ms", "start, 1 item, stop: ms", 1),
+    Metric("three_stages_us", "3 stages x 4, µs/item", 1),
+    Metric("one_stage_us", "1 stage ordered, µs/item", 1),
+    Metric("fetches_us", "256 fetches at once, µs/item", 1),
+    Metric("start_stop_ms", "start, 1 item, stop: ms", 1),
 )
 
 
@@ -135,28 +135,26 @@ def _prepare(options: BenchOptions, folder: Path) -> dict[str, Any]:
     return {"items": 1000 if options.smoke else round(_ITEMS_A_SECOND * options.seconds / 2)}
 
 
-TABLES = (
-    Table(
-        name="engine",
-        title="The engine alone: stages that do nothing, statistics on",
-        metrics=METRICS,
-        contenders=(
-            Contender("ours", ours, smoke=True),
-            Contender("SPDL", spdl, ("spdl",)),
-            Contender("torchdata.nodes", nodes, ("torchdata",)),
-        ),
-        prepare=_prepare,
-        measure=measure,
-        peer="SPDL",
-        goals=(
-            Goal("three_stages_us", "ours", at_most=8),
-            Goal("three_stages_us", "ours", "SPDL"),
-            Goal("one_stage_us", "ours", at_most=12),
-            Goal("one_stage_us", "ours", "SPDL"),
-            Goal("fetches_us", "ours", "SPDL"),
-            Goal("start_stop_ms", "ours", at_most=3),
-            Goal("start_stop_ms", "ours", "SPDL"),
-            Goal("three_stages_us", "ours", "torchdata.nodes"),
-        ),
+TABLE = Table(
+    name="engine",
+    title="The engine alone: stages that do nothing, statistics on",
+    metrics=METRICS,
+    contenders=(
+        Contender("ours", ours, smoke=True),
+        Contender("SPDL", spdl, ("spdl",)),
+        Contender("torchdata.nodes", nodes, ("torchdata",)),
+    ),
+    prepare=_prepare,
+    measure=measure,
+    peer="SPDL",
+    goals=(
+        Goal("three_stages_us", "ours", at_most=8),
+        Goal("three_stages_us", "ours", "SPDL"),
+        Goal("one_stage_us", "ours", at_most=12),
+        Goal("one_stage_us", "ours", "SPDL"),
+        Goal("fetches_us", "ours", "SPDL"),
+        Goal("start_stop_ms", "ours", at_most=3),
+        Goal("start_stop_ms", "ours", "SPDL"),
+        Goal("three_stages_us", "ours", "torchdata.nodes"),
     ),
 )

@@ -13,26 +13,18 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .images import photographs
-from .recipe import BATCH, import_all, recipe_loader
-from .report import Goal, cost
+from .recipe import BATCH, photographs, recipe_classes, recipe_loader
+from .report import Goal, Metric
 from .tables import Contender, Table
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from .recipe import Arrangement
-    from .tables import BenchOptions
-
-
-def _prepare(options: BenchOptions, folder: Path) -> dict[str, Any]:
-    return photographs(options, folder, 40 if options.smoke else 200)
 
 
 def measure(contender: Contender, settings: dict[str, Any]) -> dict[str, float]:
     """Measure from ``iter()`` to the first batch, in a process that has loaded nothing before."""
     arrangement = contender.arguments["arrangement"]
-    import_all(arrangement)
+    recipe_classes(arrangement)
     before = time.perf_counter()
     loader = contender.run(
         settings["folder"], num_workers=settings["num_workers"], arrangement=arrangement
@@ -51,24 +43,22 @@ def _contender(name: str, arrangement: Arrangement, *, smoke: bool = True) -> Co
 
 
 _goal = partial(Goal, "first_batch_ms")
-TABLES = (
-    Table(
-        name="first-batch",
-        title=f"Time to the first batch of {BATCH} photographs",
-        metrics=(cost("first_batch_ms", "first batch, ms"), cost("set_up_ms", "set up, ms")),
-        contenders=(
-            _contender("ours, threads", "threads"),
-            _contender("ours, processes", "processes"),
-            _contender("torch, forked", "fork"),
-            _contender("torch, spawned", "spawn", smoke=False),
-        ),
-        prepare=_prepare,
-        measure=measure,
-        peer="torch, forked",
-        goals=(
-            _goal("ours, threads", "torch, forked", at_most=0.6),
-            _goal("ours, processes", "torch, forked", at_most=1.0),
-            _goal("ours, threads", "torch, spawned", at_most=1 / 30),
-        ),
+TABLE = Table(
+    name="first-batch",
+    title=f"Time to the first batch of {BATCH} photographs",
+    metrics=(Metric("first_batch_ms", "first batch, ms"), Metric("set_up_ms", "set up, ms")),
+    contenders=(
+        _contender("ours, threads", "threads"),
+        _contender("ours, processes", "processes"),
+        _contender("torch, forked", "fork"),
+        _contender("torch, spawned", "spawn", smoke=False),
+    ),
+    prepare=photographs,
+    measure=measure,
+    peer="torch, forked",
+    goals=(
+        _goal("ours, threads", "torch, forked", at_most=0.6),
+        _goal("ours, processes", "torch, forked", at_most=1.0),
+        _goal("ours, threads", "torch, spawned", at_most=1 / 30),
     ),
 )

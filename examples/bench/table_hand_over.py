@@ -13,28 +13,40 @@ from __future__ import annotations
 
 import contextlib
 import statistics
+import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest import mock
 
-from .hand_over import WARM_UP, hand_overs
-from .report import Goal, cost
+import torch
+import torch.utils.data
+
+import spdl_torch
+from spdl_torch.io._transfer import cuda
+from spdl_torch.io._transfer.readers import Readers
+
+from .report import Goal, Metric
 from .tables import Contender, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from .tables import BenchOptions
 
-BATCH = 8
+_BATCH = 8
 _STEP_SECONDS = 0.004
+_WARM_UP = 20
+_ASKING = ("_fill", "_try_put_index")
+"""The methods of our iterators, and of torch's, that request a batch: drawing its indices, and
+giving them to a worker."""
 METRICS = (
-    cost("receiving_us", "CPU µs/batch: receive and hand over, median"),
-    cost("asking_us", "ask for the next, median"),
-    cost("median_us", "all of next(), median"),
-    cost("least_us", "10th percentile"),
-    cost("allocations", "tensors made by the thread"),
+    Metric("receiving_us", "CPU µs/batch: receive and hand over, median"),
+    Metric("asking_us", "ask for the next, median"),
+    Metric("median_us", "all of next(), median"),
+    Metric("least_us", "10th percentile"),
+    Metric("allocations", "tensors made by the thread"),
 )
 
 
@@ -48,8 +60,6 @@ class Pictures:
     thread_safe = True
 
     def __init__(self, count: int) -> None:
-        import torch
-
         self.picture = torch.zeros(3, 64, 64, dtype=torch.uint8)
         self.count = count
 
@@ -67,8 +77,6 @@ class Idle:
     """The threads that allocated memory on it."""
 
     def __init__(self, device: Any, stream: int = 0, *, use: str = "copy") -> None:
-        from spdl_torch.io._transfer.readers import Readers
-
         self.device = device
         self.readers = Readers()
 
@@ -85,8 +93,6 @@ class Idle:
         """Do nothing: nothing is locked."""
 
     def pinned(self, num_bytes: int) -> Any:
-        import torch
-
         return torch.empty(num_bytes, dtype=torch.uint8)
 
     torchs_pinned = pinned
@@ -98,8 +104,6 @@ class Idle:
         return contextlib.nullcontext()
 
     def empty(self, num_bytes: int) -> Any:
-        import threading
-
         self.made_by.append(threading.get_ident())
         return self.pinned(num_bytes)
 
@@ -121,68 +125,30 @@ class Idle:
 
 def ours(dataset: Any, num_workers: int, isolation: Any, device: str | None) -> Any:
     """Return our loader."""
-    from spdl_torch.loader.dataloader import DataLoader
-
     place = "cuda" if device == "idle" else device
     options = {"num_workers": num_workers, "isolation": isolation, "device": place}
-    return DataLoader(dataset, BATCH, **options)
-
-
-@contextlib.contextmanager
-def _idle_device() -> Iterator[None]:
-    """Make transfers created in the block go to a device that does nothing."""
-    import torch
-
-    from spdl_torch.io._transfer import cuda
-
-    def resolve(place: torch.device) -> torch.device:
-        """Return the GPU for which the stand-in is taken."""
-        return torch.device("cuda", 0)
-
-    names = {"CudaBackend": Idle, "resolve": resolve}
-    before = {name: getattr(cuda, name) for name in names}
-    for name, value in names.items():
-        setattr(cuda, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(cuda, name, value)
+    return spdl_torch.DataLoader(dataset, _BATCH, **options)
 
 
 def torchs(dataset: Any, num_workers: int, device: str | None) -> Any:
     """Return torch's loader."""
-    from torch.utils.data import DataLoader
-
-    return DataLoader(dataset, BATCH, num_workers=num_workers, pin_memory=device is not None)
-
-
-def _moved(batch: Any) -> Any:
-    return [each.to("cuda", non_blocking=True) for each in batch]
-
-
-def _settle(device: str | None) -> None:
-    """Return when the next batch has arrived."""
-    import torch
-
-    if device == "cuda":
-        torch.cuda.synchronize()
-    time.sleep(_STEP_SECONDS)
+    pin = device is not None
+    return torch.utils.data.DataLoader(dataset, _BATCH, num_workers=num_workers, pin_memory=pin)
 
 
 def measure(contender: Contender, settings: dict[str, Any]) -> dict[str, float]:
     """Measure one pass."""
-    import threading
-
-    dataset = Pictures(BATCH * (settings["batches"] + WARM_UP))
+    dataset = Pictures(_BATCH * (settings["batches"] + _WARM_UP))
     loader = contender.run(dataset, settings["num_workers"], **contender.arguments)
     device = contender.arguments["device"]
     Idle.made_by.clear()
-    with _idle_device() if device == "idle" else contextlib.nullcontext():
+    a_gpu = torch.device("cuda", 0)  # for which the stand-in is taken
+    stand_in = mock.patch.multiple(cuda, CudaBackend=Idle, resolve=lambda place: a_gpu)
+    with stand_in if device == "idle" else contextlib.nullcontext():
         batches = iter(loader)
     move = _moved if device == "cuda" and contender.run is torchs else None
     took = hand_overs(batches, settings["batches"], partial(_settle, device), move)
-    totals = [each.total_us for each in took]
+    totals = [each.receiving_us + each.asking_us for each in took]
     return {
         "receiving_us": statistics.median(each.receiving_us for each in took),
         "asking_us": statistics.median(each.asking_us for each in took),
@@ -192,36 +158,112 @@ def measure(contender: Contender, settings: dict[str, Any]) -> dict[str, float]:
     }
 
 
+def _moved(batch: Any) -> Any:
+    return [each.to("cuda", non_blocking=True) for each in batch]
+
+
+def _settle(device: str | None) -> None:
+    """Return when the next batch has arrived."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    time.sleep(_STEP_SECONDS)
+
+
+class HandOver(NamedTuple):
+    """The CPU time of a loop's thread in one call of ``next``; waiting does not count.
+
+    An iterator that does not request ahead, as without workers, has it all in ``receiving_us``.
+    """
+
+    receiving_us: float
+    """Taking the batch, making the model's stream wait for it, guarding its memory, and noting how
+    far the epoch is."""
+    asking_us: float
+    """Requesting another batch."""
+
+
+def hand_overs(
+    batches: Iterator[Any],
+    num_batches: int,
+    settle: Callable[[], object],
+    move: Callable[[Any], Any] | None = None,
+) -> list[HandOver]:
+    """Measure ``num_batches`` calls of ``next``, after ``_WARM_UP`` others.
+
+    settle: called before each; returns when the next batch is probably there. With our iterators,
+        it is then waited for: what a thread does to wait for a batch is not part of a hand-over.
+    move: what the loop does to have the batch on the device, as a part of receiving it; None: it is
+        there.
+    """
+    asked_ns = 0
+
+    def timed(ask: Callable[[], Any]) -> Any:
+        nonlocal asked_ns
+        start_ns = time.thread_time_ns()
+        try:
+            return ask()
+        finally:
+            asked_ns += time.thread_time_ns() - start_ns
+
+    names = [name for name in _ASKING if hasattr(batches, name)]
+    for name in names:
+        setattr(batches, name, partial(timed, getattr(batches, name)))
+    took = []
+    try:
+        for _ in range(_WARM_UP + num_batches):
+            settle()
+            _wait_for_batch(batches)
+            asked_ns, start_ns = 0, time.thread_time_ns()
+            batch = next(batches)
+            if move is not None:
+                batch = move(batch)
+            total_ns = time.thread_time_ns() - start_ns
+            took.append(HandOver((total_ns - asked_ns) / 1e3, asked_ns / 1e3))
+            del batch
+    finally:
+        for name in names:  # back to its own methods, which do not keep it alive
+            delattr(batches, name)
+    return took[_WARM_UP:]
+
+
+def _wait_for_batch(batches: Any) -> None:
+    """Wait until the workers have a batch ready, or will have none. Batches that the loop reads
+    itself, of processes, are not waited for: nothing but ``next`` would find them."""
+    outlet: Any = getattr(batches, "_outlet", ())  # torch's has none, and () has no batch ever
+    if hasattr(outlet, "heard"):  # of processes, as this thread reads what they send
+        return
+    while outlet != () and not len(outlet) and not outlet.closed:
+        time.sleep(0.001)
+
+
 def _ours(name: str, isolation: str, device: str | None, **more: Any) -> Contender:
     arguments = {"isolation": isolation, "device": device}
     return Contender(f"ours, {name}", ours, arguments=arguments, **more)
 
 
-TABLES = (
-    Table(
-        name="hand-over",
-        title=f"The thread that trains, for each batch of {BATCH} small pictures",
-        metrics=METRICS,
-        contenders=(
-            _ours("threads, device", "thread", "idle", smoke=True),
-            _ours("processes, device", "process", "idle"),
-            _ours("threads", "thread", None),
-            _ours("processes", "process", None),
-            Contender("torch", torchs, arguments={"device": None}),
-            _ours("threads, GPU", "thread", "cuda", is_usual=False),
-            _ours("processes, GPU", "process", "cuda", is_usual=False),
-            Contender("torch, GPU", torchs, arguments={"device": "cuda"}, is_usual=False),
-        ),
-        prepare=_prepare,
-        measure=measure,
-        peer="torch",
-        goals=(
-            Goal("receiving_us", "ours, threads, device", at_most=40),
-            Goal("receiving_us", "ours, processes, device", at_most=40),
-            Goal("allocations", "ours, threads, device", at_most=1),
-            Goal("allocations", "ours, processes, device", at_most=1),
-            Goal("receiving_us", "ours, threads, GPU", "torch, GPU", at_most=1.0),
-            Goal("receiving_us", "ours, processes, GPU", "torch, GPU", at_most=1.0),
-        ),
+TABLE = Table(
+    name="hand-over",
+    title=f"The thread that trains, for each batch of {_BATCH} small pictures",
+    metrics=METRICS,
+    contenders=(
+        _ours("threads, device", "thread", "idle", smoke=True),
+        _ours("processes, device", "process", "idle"),
+        _ours("threads", "thread", None),
+        _ours("processes", "process", None),
+        Contender("torch", torchs, arguments={"device": None}),
+        _ours("threads, GPU", "thread", "cuda", is_usual=False),
+        _ours("processes, GPU", "process", "cuda", is_usual=False),
+        Contender("torch, GPU", torchs, arguments={"device": "cuda"}, is_usual=False),
+    ),
+    prepare=_prepare,
+    measure=measure,
+    peer="torch",
+    goals=(
+        Goal("receiving_us", "ours, threads, device", at_most=40),
+        Goal("receiving_us", "ours, processes, device", at_most=40),
+        Goal("allocations", "ours, threads, device", at_most=1),
+        Goal("allocations", "ours, processes, device", at_most=1),
+        Goal("receiving_us", "ours, threads, GPU", "torch, GPU", at_most=1.0),
+        Goal("receiving_us", "ours, processes, GPU", "torch, GPU", at_most=1.0),
     ),
 )

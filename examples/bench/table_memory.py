@@ -16,11 +16,12 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .images import as_it_is, photographs
-from .memory import tree_bytes
+import torch
+
 from .peers import imported
-from .recipe import recipe_loader
-from .report import Goal, cost
+from .processes import tree_bytes
+from .recipe import as_it_is, photographs, recipe_loader
+from .report import Goal, Metric
 from .tables import Contender, Table
 
 if TYPE_CHECKING:
@@ -34,11 +35,11 @@ _EPOCHS = 20
 _LOOKUPS = 2048
 """Objects in a batch; few enough for many batches, enough for the loaders' own cost to vanish."""
 METRICS = (
-    cost("peak_mib", "peak MiB"),
-    cost("first_mib", "MiB, epoch 1"),
-    cost("last_mib", "MiB, epoch 20"),
-    cost("growth", "epoch 20 / epoch 1", 2),
-    cost("seconds", "all epochs, s", 1),
+    Metric("peak_mib", "peak MiB"),
+    Metric("first_mib", "MiB, epoch 1"),
+    Metric("last_mib", "MiB, epoch 20"),
+    Metric("growth", "epoch 20 / epoch 1", 2),
+    Metric("seconds", "all epochs, s", 1),
 )
 
 
@@ -56,8 +57,6 @@ class Records:
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
         """Return labels and lengths of the paths: an object has to be accessed for them."""
-        import torch
-
         samples = self.samples
         return torch.tensor([(len(samples[n][0]), samples[n][1]) for n in indices])
 
@@ -74,8 +73,6 @@ class _Share:
         self.epoch = 0
 
     def __iter__(self) -> Iterator[list[int]]:
-        import torch
-
         generator = torch.Generator().manual_seed(self.epoch)
         share = torch.randint(0, self.count, (self.count // _EPOCHS,), generator=generator)
         self.epoch += 1
@@ -105,14 +102,12 @@ def _photographs(contender: Contender, settings: dict[str, Any]) -> dict[str, fl
     for number, _ in enumerate(loader, 1):
         if number == len(loader):
             seconds = time.perf_counter() - start
-            at_end = tree_bytes(os.getpid()) or 0.0
+            at_end = tree_bytes(os.getpid())
     return {"seconds": seconds, "at_end_mib": at_end / 2**20}
 
 
 def _objects(contender: Contender, settings: dict[str, Any]) -> dict[str, float]:
     """Measure all epochs; memory is read with the last batch of each in hand."""
-    import torch
-
     torch.set_num_threads(1)
     count = settings["objects"]
     sampler = _Share(count, min(_LOOKUPS, max(1, count // _EPOCHS // 4)))
@@ -123,7 +118,7 @@ def _objects(contender: Contender, settings: dict[str, Any]) -> dict[str, float]
         number = 0
         for number, _batch in enumerate(loader, 1):
             if number == len(sampler):  # workers that are processes still live
-                seen.append((tree_bytes(os.getpid()) or 0.0) / 2**20)
+                seen.append(tree_bytes(os.getpid()) / 2**20)
         assert number == len(sampler), f"{number=} {len(sampler)=}"
     return {
         "peak_mib": max(seen),
@@ -150,7 +145,7 @@ def _loader_of_objects(
 def _prepare(options: BenchOptions, folder: Path) -> dict[str, Any]:
     count = 10_000_000 if options.full else 1_000_000
     return {
-        **photographs(options, folder, 16 if options.smoke else 200),
+        **photographs(options, folder),
         "images": 64 if options.smoke else 2000,
         "objects": 20_000 if options.smoke else count,
     }
@@ -177,23 +172,21 @@ def _goals() -> Iterator[Goal]:
     yield Goal("growth", "objects: torch, forked")
 
 
-TABLES = (
-    Table(
-        name="memory",
-        title="Memory of the process tree: photographs, and 20 epochs of Python objects",
-        metrics=METRICS,
-        contenders=(
-            _of_photographs("ours, threads", "threads", smoke=True),
-            _of_photographs("ours, processes", "processes"),
-            _of_photographs("torch, forked", "fork"),
-            _of_photographs("torch, spawned", "spawn"),
-            _of_objects("ours, threads", isolation="thread", smoke=True),
-            _of_objects("ours, processes"),
-            _of_objects("torch, forked", multiprocessing_context="fork", smoke=True),
-            _of_objects("torch, spawned", multiprocessing_context="spawn"),
-        ),
-        prepare=_prepare,
-        measure=measure,
-        goals=tuple(_goals()),
+TABLE = Table(
+    name="memory",
+    title="Memory of the process tree: photographs, and 20 epochs of Python objects",
+    metrics=METRICS,
+    contenders=(
+        _of_photographs("ours, threads", "threads", smoke=True),
+        _of_photographs("ours, processes", "processes"),
+        _of_photographs("torch, forked", "fork"),
+        _of_photographs("torch, spawned", "spawn"),
+        _of_objects("ours, threads", isolation="thread", smoke=True),
+        _of_objects("ours, processes"),
+        _of_objects("torch, forked", multiprocessing_context="fork", smoke=True),
+        _of_objects("torch, spawned", multiprocessing_context="spawn"),
     ),
+    prepare=_prepare,
+    measure=measure,
+    goals=tuple(_goals()),
 )

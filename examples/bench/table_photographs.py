@@ -7,9 +7,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import images
-from .image_peers import spdl_decoding
+from .images import PIXELS, spdl_decoding
 from .loaders import Work, bare_threads, grain_threads, ours, torch_loader
-from .loading import measure_loader, samples_of
+from .passes import measure_loader, samples_of
+from .recipe import as_it_is, jpegs, photographs
 from .report import Goal
 from .tables import LOADER_METRICS, Contender, Table
 
@@ -26,7 +27,7 @@ _PER_SECOND = 640
 
 def _prepare(options: BenchOptions, folder: Path, *, crop: bool) -> dict[str, Any]:
     return {
-        **images.photographs_for_all(options, folder),
+        **photographs(options, folder),
         "crop": crop,
         "batch_size": _BATCH,
         "num_samples": samples_of(options, _PER_SECOND, _BATCH),
@@ -36,7 +37,7 @@ def _prepare(options: BenchOptions, folder: Path, *, crop: bool) -> dict[str, An
 def make_work(settings: dict[str, Any], num_samples: int, data: str) -> Work:
     """Return the photographs, by ``data``: ``folder`` (our ImageFolder), ``batched``, or a
     decoder."""
-    files = images.jpegs(settings["folder"])
+    files = jpegs(settings["folder"])
     paths = [files[index % len(files)] for index in range(num_samples)]
     crop = settings["crop"]
     collate: Callable[[list[Any]], Any] | None = None
@@ -44,7 +45,7 @@ def make_work(settings: dict[str, Any], num_samples: int, data: str) -> Work:
     if data == "folder":
         dataset = images.our_folder(settings["folder"], num_samples, crop)
     elif data == "batched":
-        dataset, collate = images.BatchedPhotographs(paths, crop), images.as_it_is
+        dataset, collate = images.BatchedPhotographs(paths, crop), as_it_is
     else:
         load = getattr(images, f"load_{data}")
         dataset = images.Photographs(paths, load, crop)
@@ -54,8 +55,16 @@ def make_work(settings: dict[str, Any], num_samples: int, data: str) -> Work:
         batch_size=settings["batch_size"],
         num_workers=settings["num_workers"],
         collate=collate,
-        size_of=images.size_of_pair,
+        size_of=_size_of,
     )
+
+
+def _size_of(batch: Any) -> int:
+    """Return the size of a batch, of pictures or of pictures and labels; check their shape."""
+    pictures = batch[0] if isinstance(batch, list | tuple) else batch
+    shape = tuple(pictures.shape)
+    assert shape[1:] in ((3, PIXELS, PIXELS), (PIXELS, PIXELS, 3)), shape
+    return int(shape[0])
 
 
 def measure(contender: Contender, settings: dict[str, Any]) -> dict[str, float]:
@@ -100,29 +109,27 @@ def _table(name: str, how: str, contenders: tuple[Contender, ...], *goals: Goal)
 
 
 _goal = partial(Goal, "per_second", "ours")
-TABLES = (
-    _table(
-        "photographs",
-        "resized to 224 x 224",
-        CONTENDERS,
-        _goal("SPDL", at_least=1.95),
-        _goal(_SPDL, at_least=1.95),
-        _goal("torch, Pillow", at_least=1.75),
-        _goal("torch, torchvision", at_least=1.1),
-        _goal("torch, simplejpeg", at_least=1.1),
-        _goal("Grain, torchvision", at_least=1.1),
-        _goal("Grain, simplejpeg", at_least=1.1),
-        _goal("bare kernel on threads", at_least=0.97),
-    ),
-    _table(
-        "crop",
-        "RandomResizedCrop to 224 x 224 and flip",
-        tuple(one for one in CONTENDERS if one.name != _SPDL),
-        _goal("SPDL", at_least=2.2),
-        _goal("torch, Pillow", at_least=2.0),
-        _goal("torch, torchvision", at_least=1.35),
-        _goal("bare kernel on threads"),
-        Goal("cpu_ms", "ours", "SPDL", at_most=0.45),
-        Goal("cpu_ms", "ours", "torch, Pillow", at_most=0.6),
-    ),
+TABLE = _table(
+    "photographs",
+    "resized to 224 x 224",
+    CONTENDERS,
+    _goal("SPDL", at_least=1.95),
+    _goal(_SPDL, at_least=1.95),
+    _goal("torch, Pillow", at_least=1.75),
+    _goal("torch, torchvision", at_least=1.1),
+    _goal("torch, simplejpeg", at_least=1.1),
+    _goal("Grain, torchvision", at_least=1.1),
+    _goal("Grain, simplejpeg", at_least=1.1),
+    _goal("bare kernel on threads", at_least=0.97),
+)
+CROP = _table(
+    "crop",
+    "RandomResizedCrop to 224 x 224 and flip",
+    tuple(one for one in CONTENDERS if one.name != _SPDL),
+    _goal("SPDL", at_least=2.2),
+    _goal("torch, Pillow", at_least=2.0),
+    _goal("torch, torchvision", at_least=1.35),
+    _goal("bare kernel on threads"),
+    Goal("cpu_ms", "ours", "SPDL", at_most=0.45),
+    Goal("cpu_ms", "ours", "torch, Pillow", at_most=0.6),
 )

@@ -20,10 +20,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .cpu_time import cpu_seconds
 from .losses import add_mean, disturbance, least_ratio, losses
-from .program.plans import ProgramPlan, all_plans
-from .report import Metric, cost
+from .processes import cpu_seconds
+from .program import ProgramPlan, all_plans
+from .report import Metric
 from .tables import Contender, Table
 
 if TYPE_CHECKING:
@@ -41,12 +41,12 @@ _MEAN = ": geometric mean"
 _RATIO = "ratio"
 
 METRICS = (
-    cost("torch_seconds", "torch, s", 2),
-    cost("ours_seconds", "ours, s", 2),
+    Metric("torch_seconds", "torch, s", 2),
+    Metric("ours_seconds", "ours, s", 2),
     Metric(_RATIO, "torch / ours", 2),
     Metric("cpu_ratio", "CPU, torch / ours", 2),
-    cost("torch_first_ms", "first: torch, ms", has_spread=False),
-    cost("ours_first_ms", "ours, ms", has_spread=False),
+    Metric("torch_first_ms", "first: torch, ms", has_spread=False),
+    Metric("ours_first_ms", "ours, ms", has_spread=False),
 )
 
 
@@ -87,7 +87,7 @@ def run_program(loader: str, plan: ProgramPlan, folder: Path, num_samples: int) 
         itself: ``import_ms``, ``first_batch_ms``.
     Raises: RuntimeError: it failed; the message ends with what it printed.
     """
-    program = str(Path(__file__).parent / "program" / "train.py")
+    program = str(Path(__file__).with_name("program.py"))
     job = {"plan": asdict(plan), "folder": str(folder), "num_samples": num_samples}
     command = [sys.executable, program, LOADERS[loader], json.dumps(job)]
     cpu, start = cpu_seconds(), time.perf_counter()
@@ -146,4 +146,4 @@ def _table(counts: tuple[int, ...] = _WORKERS) -> Table:
     )
 
 
-TABLES = (_table(),)
+TABLE = _table()

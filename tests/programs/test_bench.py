@@ -15,15 +15,12 @@ from dataclasses import replace
 import pytest
 import torch
 from _moving_noise import write_video
-from bench import device_copies, loaders, table_ordinary
-from bench.arguments import main
-from bench.command import run_bench
+from bench import loaders, table_ordinary, table_transfer
+from bench.command import main, run_bench
 from bench.ordinary import rows
 from bench.ordinary.catalogue import ORDINARY
-from bench.ordinary.passes import check_batches
 from bench.peers import installed, left_out
-from bench.program.plans import DATASETS, ProgramPlan
-from bench.program.train import train
+from bench.program import DATASETS, ProgramPlan, train
 from bench.tables import TABLES, BenchOptions
 from PIL import Image
 from support.datasets import Indices
@@ -136,10 +133,11 @@ def test_way_that_loses_a_batch_fails(monkeypatch):
     zeros = torch.zeros
     monkeypatch.setattr(torch, "zeros", lambda *size, device, **others: zeros(*size, **others))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    batch = device_copies.make_batch(2, 8)
-    assert device_copies.seconds_of(iter, batch, 4) > 0
+    batch = table_transfer.make_batch(2, 8)
+    on_a_thread = functools.partial(table_transfer.on_a_thread, dict)
+    assert table_transfer.seconds_of(batch, 4, way=on_a_thread) > 0
     with pytest.raises(RuntimeError, match="arrived with other contents"):
-        device_copies.seconds_of(lambda each: itertools.islice(each, 6), batch, 4)  # of 3 + 4
+        table_transfer.seconds_of(batch, 4, way=lambda each: itertools.islice(each, 6))  # of 3 + 4
 
 
 @pytest.mark.parametrize(
@@ -147,7 +145,7 @@ def test_way_that_loses_a_batch_fails(monkeypatch):
     [
         ([], "name a table"),
         (["photos"], "there is no table 'photos'; there are photographs, crop"),
-        (["tiny", "--only", "theirs"], "--only 'theirs' is the beginning of none"),
+        (["engine", "--only", "theirs"], "--only 'theirs' is the beginning of none"),
         (["engine", "--workers", "2", "4"], "engine takes one number of workers, got 2 4"),
         (["clips", "--data", "nowhere"], "--data: nowhere must hold videos, found none."),
         (["transfer", "--smoke"], "transfer measures copies to a GPU, and torch finds no CUDA"),
@@ -180,7 +178,7 @@ def test_dataset_gives_torchs_batches(ordinary, folder):
     if ordinary.is_random:
         assert len(list(DataLoader(**make()))) == 2
     else:
-        check_batches(make, 0)
+        table_ordinary.check_batches(make, 0)
 
 
 def test_wrong_batches_fail_the_table(monkeypatch):

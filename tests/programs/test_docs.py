@@ -15,7 +15,7 @@ import sqlite3
 from collections import namedtuple
 from contextlib import closing
 
-import bench.arguments as benchmark
+import bench.command as benchmark
 import pytest
 import torch
 from support import warm

@@ -70,7 +70,7 @@ def test_benchmark_numpy_writes_a_table_for_the_plot(tmp_path, capsys):
     assert len(lines) == 2 * len(rows)
     for saved_as, library, count, pool in rows:
         assert f"\n{saved_as}, {library}, {count} {pool}  " in printed
-    assert all(float(line["mean"]) > 0 and line["num_repeats"] == "1" for line in lines)
+    assert all(float(line["median"]) > 0 for line in lines)
     run_here("benchmark_numpy_plot.py", str(table))
     assert table.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 

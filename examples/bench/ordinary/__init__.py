@@ -1,8 +1,7 @@
 """Datasets as tutorials and repositories write them, for the table ``ordinary``.
 
-``catalogue`` lists them and imports nothing heavy, since the parent process reads it. The other
-modules hold the datasets by kind and begin as a user's file begins, with ``import torch``; only the
-process that loads a dataset imports them. Each dataset has a function ``(folder, count)`` that
+``catalogue`` lists them. The other modules hold the datasets by kind; only the process that loads a
+dataset imports them. Each dataset has a function ``(folder, count)`` that
 writes its data where it is missing and returns the arguments of a ``DataLoader``. Libraries that
 are not dependencies of ours are imported in the function that uses them.
 

@@ -1,12 +1,17 @@
-"""A list of the datasets: the name, what makes it, batch size and speed."""
+"""A list of the datasets (the name, what makes it, batch size and speed), and what they share: data
+on disk, written once, and samples that come again and again."""
 
 from __future__ import annotations
 
 import importlib
+import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from torch.utils.data import Dataset
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -42,23 +47,23 @@ class Ordinary:
 
 _CV2 = ("cv2",)
 ORDINARY = (
-    Ordinary("CIFAR, Pillow and v1, training", "images.cifar_training", 128, 10_000, (), True),
-    Ordinary("CIFAR, Pillow and v1, evaluation", "images.cifar", 128, 18_000, shuffle=False),
-    Ordinary("MNIST, Pillow and v1", "images.mnist", 64, 20_000),
-    Ordinary("ImageFolder, v1", "folders.training_v1", 16, 350, (), True),
-    Ordinary("ImageFolder, v2", "folders.training_v2", 16, 350, (), True),
-    Ordinary("ImageFolder, RandAugment", "folders.rand_augment", 16, 250, (), True),
-    Ordinary("ImageFolder, evaluation", "folders.evaluation", 16, 300, shuffle=False),
-    Ordinary("photographs, OpenCV", "folders.OpenCVPhotographs", 16, 600, _CV2),
+    Ordinary("CIFAR, Pillow and v1, training", "pictures.cifar_training", 128, 10_000, (), True),
+    Ordinary("CIFAR, Pillow and v1, evaluation", "pictures.cifar", 128, 18_000, shuffle=False),
+    Ordinary("MNIST, Pillow and v1", "pictures.mnist", 64, 20_000),
+    Ordinary("ImageFolder, v1", "pictures.training_v1", 16, 350, (), True),
+    Ordinary("ImageFolder, v2", "pictures.training_v2", 16, 350, (), True),
+    Ordinary("ImageFolder, RandAugment", "pictures.rand_augment", 16, 250, (), True),
+    Ordinary("ImageFolder, evaluation", "pictures.evaluation", 16, 300, shuffle=False),
+    Ordinary("photographs, OpenCV", "pictures.OpenCVPhotographs", 16, 600, _CV2),
     Ordinary(
         "photographs, albumentations",
-        "folders.AugmentedPhotographs",
+        "pictures.AugmentedPhotographs",
         16,
         550,
         (*_CV2, "albumentations"),
         True,
     ),
-    Ordinary("segmentation, tv_tensors", "folders.Segmentation", 8, 400, (), True),
+    Ordinary("segmentation, tv_tensors", "pictures.Segmentation", 8, 400, (), True),
     Ordinary("rows, (x[i], i)", "rows.IndexedRows", 64, 200_000),
     Ordinary("rows, arithmetic", "rows.ScaledRows", 64, 120_000),
     Ordinary("rows, numpy to tensor", "rows.ArrayRows", 64, 100_000),
@@ -67,10 +72,10 @@ ORDINARY = (
     Ordinary("windows of a time series", "rows.Windows", 64, 130_000),
     Ordinary("tokens, memory-mapped", "rows.MappedTokens", 16, 40_000),
     Ordinary("big tensors", "rows.BigTensors", 8, 2_000, shuffle=False),
-    Ordinary("text, pure Python, padded", "text.PythonText", 32, 35_000),
-    Ordinary("text, Rust tokenizer", "text.TokenizedText", 32, 14_000, ("tokenizers",)),
-    Ordinary("JSON lines", "text.JSONLines", 64, 80_000),
-    Ordinary("lines, iterable", "text.Lines", 64, 90_000, shuffle=False),
+    Ordinary("text, pure Python, padded", "rows.PythonText", 32, 35_000),
+    Ordinary("text, Rust tokenizer", "rows.TokenizedText", 32, 14_000, ("tokenizers",)),
+    Ordinary("JSON lines", "rows.JSONLines", 64, 80_000),
+    Ordinary("lines, iterable", "rows.Lines", 64, 90_000, shuffle=False),
     Ordinary("npy files", "files.NpyFiles", 32, 14_000),
     Ordinary("pt files", "files.PtFiles", 32, 5_000),
     Ordinary("h5py", "files.HDF5", 32, 5_000, ("h5py",)),
@@ -80,3 +85,40 @@ ORDINARY = (
     Ordinary("graphs", "rows.Graphs", 32, 12_000),
 )
 """The datasets, in the order of the table."""
+
+
+class Repeated(Dataset[Any]):
+    """``count`` samples, out of fewer in ``source``."""
+
+    def __init__(self, source: Any, count: int) -> None:
+        self.source = source
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+
+def written(path: Path, write: Callable[[Path], object]) -> Path:
+    """Return ``path``, a file or a folder, which ``write`` makes if it is not there.
+
+    It gets its name once it is complete, so that a process that is killed leaves no partial one.
+    """
+    if not path.exists():
+        part = path.with_name(f"part-of-{path.name}")
+        if part.is_dir():
+            shutil.rmtree(part)
+        part.unlink(missing_ok=True)
+        write(part)
+        part.rename(path)
+    return path
+
+
+def files_in(path: Path, count: int, write: Callable[[Path, int], object]) -> list[Path]:
+    """Return ``count`` files of a folder; ``write(file, number)`` makes them if it is not there."""
+
+    def write_all(root: Path) -> None:
+        root.mkdir()
+        for number in range(count):
+            write(root / f"{number:05}", number)
+
+    return sorted(written(path, write_all).iterdir())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from .data import Repeated, files_in, written
+from .catalogue import Repeated, files_in, written
 
 if TYPE_CHECKING:
     from pathlib import Path
