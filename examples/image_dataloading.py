@@ -18,10 +18,10 @@ Neither is a mean of the workers' rates or times. A batch counts when its data i
 
 SIGTERM and Ctrl-C stop the workers, who finish the batches in hand, and print the numbers so far;
 a second one does not wait. A file that is missing or cannot be decoded ends the program with its
-name; with ``--on-error skip`` it is left out, counted and named.
+name; with ``--on-error skip`` those that cannot be decoded are left out and counted.
 
-With ``--trace out.json`` each worker records what its threads do for the first ``--trace-batches``
-batches and writes ``out-0.json``, ``out-1.json``, ... for https://ui.perfetto.dev.
+With ``--trace out.json`` each worker records what its threads do and writes ``0-out.json``,
+``1-out.json``, ... for https://ui.perfetto.dev; ``--max-batches`` keeps them small.
 
 Exit code: 0 all was loaded; 1 a file or a worker failed; 2 wrong options; 130 and 143 stopped by
 Ctrl-C and by SIGTERM, so that the figures are of a part.
@@ -42,9 +42,11 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from multiprocessing import connection, resource_tracker
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import connection
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -57,16 +59,12 @@ from torch import Tensor
 from spdl_torch.autotune import Limits
 from spdl_torch.data.sources import ListSource
 from spdl_torch.demo.photographs import write_photographs
-from spdl_torch.io import cuda_config, decode_image, load_image_batch
+from spdl_torch.io import cuda_config, load_image_batch
 from spdl_torch.observe import tracing
 from spdl_torch.pipeline import PipelineBuilder
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 SECONDS_BETWEEN_REPORTS = 0.25
-GRACE_SECONDS = 10.0
-"""The time in which workers may finish the batches in hand."""
-NAMES_KEPT = 5
-"""Names of skipped files that are printed; their count is always exact."""
 STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -76,75 +74,42 @@ class Tally:
 
     frames: int = 0
     batches: int = 0
+    skipped: int = 0
     started: float = 0.0
     first: float = 0.0
     """The time of the first batch; 0 before it arrives."""
-    last: float = 0.0
     first_frames: int = 0
-    num_skipped: int = 0
-    skipped: list[str] = field(default_factory=list)
-    """The errors of the first few."""
+    last: float = 0.0
 
 
 # -- in a worker process ---------------------------------------------------------------------------
 
 
 def work(options: argparse.Namespace, flist: str, number: int, wire: Connection) -> None:
-    """Warm up, wait for the start, load, and report to the parent: tallies, or an error's text.
-
-    SIGINT and SIGTERM are blocked here from the start: Ctrl-C goes to the whole process group, and
-    it is the parent that says when to stop. Anything that it says is to stop; so is its end.
+    """Warm up, wait for the start, load, and report to the parent: tallies, then the last one with
+    an error's text or None. Anything that the parent says meanwhile is to stop; so is its end.
     """
     tally = Tally()
-    with contextlib.suppress(EOFError, BrokenPipeError):  # the parent has died: nobody listens
+    with contextlib.suppress(BrokenPipeError):  # the parent has died: nobody listens
         try:
             torch.set_num_threads(1)  # the pipeline's threads do the work
-            load_batch = batch_loader(options, number)
-            load_batch([a_small_image()])
+            size: dict[str, Any] = {"width": options.width, "height": options.height}
+            if options.num_gpus:
+                torch.cuda.set_device(number % options.num_gpus)
+                size["device_config"] = cuda_config(number % options.num_gpus)
+            load = partial(load_image_batch, strict=options.on_error == "raise", **size)
+            load([a_small_image()])
             wire.send(tally)
             if wire.recv() == "go":
-                consume(options, flist, number, load_batch, tally, wire)
+                paths = paths_of(options, flist, number)
+                name = Path(options.trace or "trace.json")
+                with tracing(name.with_name(f"{number}-{name.name}"), enable=bool(options.trace)):
+                    consume(options, paths, load, tally, wire)
             wire.send((tally, None))
-        except (EOFError, BrokenPipeError):
-            raise
         except Exception as error:
-            wire.send((tally, reasons(error)))
-
-
-def reasons(error: BaseException) -> str:
-    """Return the errors inside a failed pipeline, a line each, with the notes that say where."""
-    if isinstance(error, BaseExceptionGroup):
-        return "\n".join(dict.fromkeys(reasons(member) for member in error.exceptions))
-    notes = [f"({note})" for note in getattr(error, "__notes__", [])]
-    return " ".join([f"{type(error).__name__}: {error}", *notes])
-
-
-def batch_loader(
-    options: argparse.Namespace, number: int
-) -> Callable[[list[Any]], tuple[Tensor | None, list[str]]]:
-    """Return the stage that does the work: from paths to a batch on the device, with the errors of
-    the files that were left out."""
-    size: dict[str, Any] = {"width": options.width, "height": options.height}
-    if options.num_gpus:
-        torch.cuda.set_device(number % options.num_gpus)
-        size["device_config"] = cuda_config(number % options.num_gpus)
-
-    def load_batch(paths: list[Any]) -> tuple[Tensor | None, list[str]]:
-        try:
-            return load_image_batch(paths, **size), []
-        except (OSError, ValueError):
-            if options.on_error == "raise":
-                raise
-        good, bad = [], []
-        for path in paths:  # slow, but rare
-            try:
-                decode_image(path)
-                good.append(path)
-            except (OSError, ValueError) as error:
-                bad.append(str(error))
-        return (load_image_batch(good, **size) if good else None), bad
-
-    return load_batch
+            errors = getattr(error, "exceptions", [error])  # those inside a failed pipeline
+            lines = [line for each in errors for line in traceback.format_exception_only(each)]
+            wire.send((tally, "".join(lines).strip()))
 
 
 def a_small_image() -> bytes:
@@ -154,55 +119,46 @@ def a_small_image() -> bytes:
     return jpeg.getvalue()
 
 
-def consume(
-    options: argparse.Namespace,
-    flist: str,
-    number: int,
-    load_batch: Callable[[list[Any]], tuple[Tensor | None, list[str]]],
-    tally: Tally,
-    wire: Connection,
-) -> None:
-    """Run the pipeline to its end or until the parent says stop."""
+def paths_of(options: argparse.Namespace, flist: str, number: int) -> list[str]:
+    """Return the worker's share of the list."""
     lines = Path(flist).read_text().split("\n")[number :: options.num_workers]
     front = f"{options.prefix.rstrip('/')}/" if options.prefix else ""
-    paths: Any = ListSource([front + line.strip() for line in lines if line.strip()])
-    limits = [] if options.worker_max_batches is None else [options.worker_max_batches]
-    if options.max_batches is not None:  # --max-batches 5, 2 workers -> 3, 2
-        each, rest = divmod(options.max_batches, options.num_workers)
-        limits.append(each + (number < rest))
-    if limits:
-        paths = paths[: min(limits) * options.batch_size]
-    builder = PipelineBuilder().add_source(paths).aggregate(options.batch_size)
+    paths = [front + line.strip() for line in lines if line.strip()]
+    if options.max_batches is None:
+        return paths
+    each, rest = divmod(options.max_batches, options.num_workers)  # 5 of 2 workers -> 3, 2
+    return paths[: (each + (number < rest)) * options.batch_size]
+
+
+def consume(
+    options: argparse.Namespace, paths: list[str], load: Any, tally: Tally, wire: Connection
+) -> None:
+    """Run the pipeline to its end or until the parent says stop."""
+
+    def load_batch(paths: list[str]) -> tuple[Tensor, int]:
+        batch = load(paths)
+        return batch, len(paths) - len(batch)
+
+    builder = PipelineBuilder().add_source(ListSource(paths)).aggregate(options.batch_size)
     builder.pipe(load_batch, concurrency=options.num_threads, name="load_image_batch")
     pipeline = builder.add_sink(options.queue_size).build(max_failures=0)
-    trace = contextlib.ExitStack()
-    if options.trace is not None:  # a.json and a.json.gz: the number goes before the endings
-        name = Path(options.trace).name
-        stem = name.removesuffix(".gz").removesuffix(".json")
-        own = Path(options.trace).with_name(name.replace(stem, f"{stem}-{number}", 1))
-        trace.enter_context(tracing(own))
     tally.started = reported = time.monotonic()
-    with trace, pipeline.auto_stop():
+    with pipeline.auto_stop():
         while not wire.poll():
             try:
-                batch, bad = pipeline.get_item(timeout=0.5)
+                batch, num_skipped = pipeline.get_item(timeout=0.5)
             except TimeoutError:
                 continue
             except EOFError:
                 break
-            tally.num_skipped += len(bad)
-            tally.skipped = [*tally.skipped, *bad][:NAMES_KEPT]
-            if batch is None:
-                continue
             if not tally.batches:
                 tally.first, tally.first_frames = now(options), len(batch)
             tally.frames += len(batch)
             tally.batches += 1
+            tally.skipped += num_skipped
             tally.last = time.monotonic()
-            if tally.batches == options.trace_batches:
-                trace.close()
-            if time.monotonic() - reported > SECONDS_BETWEEN_REPORTS:
-                reported = time.monotonic()
+            if tally.last - reported > SECONDS_BETWEEN_REPORTS:
+                reported = tally.last
                 wire.send(tally)
     if tally.batches:
         tally.last = now(options)
@@ -247,99 +203,83 @@ class Worker:
         else:
             (self.tally, self.failure), self.is_done = message, True
 
-    def say(self, word: str) -> None:
-        """Send ``go`` or ``stop``, unless the worker has ended."""
-        with contextlib.suppress(OSError):
-            self.wire.send(word)
 
-
-class Stop:
-    """Asks the workers to stop, at the first signal, failure or death; they have 10 s to finish the
-    batches in hand, none after a second signal."""
-
-    def __init__(self, workers: list[Worker]) -> None:
-        self.workers = workers
-        self.must_end_by = float("inf")
-        self.signal: int | None = None
-        for number in STOPS:
-            signal.signal(number, self.on_signal)
-
-    def __call__(self, grace_seconds: float = GRACE_SECONDS) -> None:
-        """Ask for it."""
-        self.must_end_by = min(self.must_end_by, time.monotonic() + grace_seconds)
-        for worker in self.workers:
-            worker.say("stop")
-
-    def on_signal(self, number: int, _frame: object) -> None:
-        """Remember the first one."""
-        self(GRACE_SECONDS if self.signal is None else 0.0)
-        self.signal = self.signal or number
-
-
-def start_workers(options: argparse.Namespace, flist: str, workers: list[Worker]) -> None:
-    """Start the processes, in which the signals that stop are blocked."""
+def start_workers(options: argparse.Namespace, flist: str) -> Iterator[Worker]:
+    """Start the processes, each of which ignores the signals that stop: Ctrl-C goes to the whole
+    process group, and it is the parent that says when to stop."""
     context = multiprocessing.get_context("spawn")
-    resource_tracker.ensure_running()  # its start would undo the blocking below (Python 3.11)
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
-    try:
-        for number in range(options.num_workers):
-            ours, theirs = context.Pipe()
-            arguments = (options, flist, number, theirs)
-            process = context.Process(target=work, args=arguments, daemon=True)
-            process.start()
-            theirs.close()  # so that the end of the worker is the end of the pipe
-            device = f"cuda:{number % options.num_gpus}" if options.num_gpus else "cpu"
-            name = f"worker {number} ({device})"
-            workers.append(Worker(name=name, process=process, wire=ours))
-            print(f"{name}: process {process.pid}, {options.num_threads} threads", flush=True)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    for number in range(options.num_workers):
+        ours, theirs = context.Pipe()
+        process = context.Process(target=work, args=(options, flist, number, theirs), daemon=True)
+        handlers = [signal.signal(each, signal.SIG_IGN) for each in STOPS]  # which it inherits
+        process.start()
+        for each, handler in zip(STOPS, handlers, strict=True):
+            signal.signal(each, handler)
+        theirs.close()  # so that the end of the worker is the end of the pipe
+        device = f"cuda:{number % options.num_gpus}" if options.num_gpus else "cpu"
+        worker = Worker(name=f"worker {number} ({device})", process=process, wire=ours)
+        print(f"{worker.name}: process {process.pid}, {options.num_threads} threads", flush=True)
+        yield worker
 
 
 def load_all(options: argparse.Namespace, flist: str) -> int:
     """Run the workers and print the numbers; return the exit code."""
     began = time.monotonic()
     workers: list[Worker] = []
-    stop = Stop(workers)
+    stopped_by: list[int] = []
 
-    def listen(timeout: float) -> None:
-        talking = {worker.wire: worker for worker in workers if not worker.is_done}
-        for wire in connection.wait(list(talking), timeout):
-            talking[wire].read()
-            if talking[wire].failure is not None:
-                stop()
+    def on_signal(number: int, _frame: object) -> None:
+        stopped_by.append(number)
+        if len(stopped_by) > 1:
+            raise KeyboardInterrupt  # does not wait for the workers
 
+    for number in STOPS:
+        signal.signal(number, on_signal)
     try:
-        start_workers(options, flist, workers)
-        while not all(worker.tally or worker.is_done for worker in workers):
-            listen(0.5)
-        for worker in workers:
-            worker.say("go" if stop.must_end_by == float("inf") else "stop")
-        due = time.monotonic() + options.interval
-        while not all(worker.is_done for worker in workers) and time.monotonic() < stop.must_end_by:
-            listen(min(max(due - time.monotonic(), 0.0), 0.5))
-            if time.monotonic() >= due:
-                print(f"so far: {line(loaded(workers))}", flush=True)
-                due += options.interval
+        workers.extend(start_workers(options, flist))
+        listen(workers, stopped_by, options.interval)
+    except KeyboardInterrupt:
+        pass
     finally:
         for worker in workers:
-            if not worker.is_done:
-                worker.process.kill()
+            worker.process.kill()  # nothing, if it has ended
             worker.process.join()
     print_summary(workers)
     if tallies := loaded(workers):
         print(f"start-up, not in the figures: {tallies[0].started - began:.1f} s")
-    if stop.signal is not None:
-        name = signal.Signals(stop.signal).name
+    if stopped_by:
+        name = signal.Signals(stopped_by[0]).name
         print(f"stopped by {name}: these are the figures of a part.")
     sys.stdout.flush()
     if failures := [f"{each.name}: {each.failure}" for each in workers if each.failure is not None]:
         print("\n".join(failures), file=sys.stderr)
         return 1
-    return 0 if stop.signal is None else 128 + stop.signal
+    return 128 + stopped_by[0] if stopped_by else 0
 
 
-def loaded(workers: Sequence[Worker]) -> list[Tally]:
+def listen(workers: Sequence[Worker], stopped_by: Sequence[int], interval: float) -> None:
+    """Tell the workers to begin together, and to stop at a signal, a failure or a death; return
+    when all have ended."""
+    said, due = "", float("inf")
+    while talking := {worker.wire: worker for worker in workers if not worker.is_done}:
+        for wire in connection.wait(list(talking), min(interval, 0.5)):
+            talking[wire].read()
+        word = said
+        if stopped_by or any(worker.failure for worker in workers):
+            word = "stop"
+        elif not said and all(worker.tally for worker in workers):
+            word, due = "go", time.monotonic() + interval
+        if word != said:
+            said = word
+            for worker in workers:
+                with contextlib.suppress(OSError):  # it has ended
+                    worker.wire.send(word)
+        if time.monotonic() >= due:
+            print(f"so far: {line(loaded(workers))}", flush=True)
+            due += interval
+
+
+def loaded(workers: Iterable[Worker]) -> list[Tally]:
     """Return the tallies of the workers that have loaded anything."""
     return [worker.tally for worker in workers if worker.tally and worker.tally.batches]
 
@@ -363,38 +303,34 @@ def line(tallies: Sequence[Tally]) -> str:
 
 def print_summary(workers: Sequence[Worker]) -> None:
     """Print the numbers of each worker and of all of them."""
-    tallies = loaded(workers)
     for worker in workers:
         cut_short = "" if worker.is_done else " (ended before it was done)"
         print(f"{worker.name}: {line(loaded([worker]))}{cut_short}")
+    tallies = loaded(workers)
     print(f"all, whole run: {line(tallies)}")
-    steady = "too little to measure"
     if tallies:  # what came after the first batch of all
         earliest = min(tallies, key=lambda tally: tally.first)
         frames = sum(tally.frames for tally in tallies) - earliest.first_frames
         batches = sum(tally.batches for tally in tallies) - 1
-        steady = rate(frames, batches, max(tally.last for tally in tallies) - earliest.first)
-    print(f"all, steady: {steady}")
-    reports = [worker.tally for worker in workers if worker.tally]
-    if num_skipped := sum(report.num_skipped for report in reports):
-        print(f"skipped: {num_skipped:,} files, among them")
-        reasons = [reason for report in reports for reason in report.skipped]
-        print(*(f"  {reason}" for reason in reasons[:NAMES_KEPT]), sep="\n")
+        seconds = max(tally.last for tally in tallies) - earliest.first
+        print(f"all, steady: {rate(frames, batches, seconds)}")
+    if num_skipped := sum(tally.skipped for tally in tallies):
+        print(f"skipped: {num_skipped:,} files")
 
 
 @contextlib.contextmanager
 def file_list(options: argparse.Namespace) -> Iterator[str]:
     """Yield the list that was given, or one written for ``--data`` and for ``--smoke``."""
     if options.input_flist is not None:
-        if "://" not in options.input_flist and not os.path.isfile(options.input_flist):
-            sys.exit(f"--input-flist {options.input_flist}: there is no such file.")
         yield options.input_flist
         return
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(options.data or temporary)
         if options.data is None:
             write_photographs(folder, 12)
-        paths = images_below(folder)
+        walk = os.walk(folder, followlinks=True)
+        found = [os.path.join(place, name) for place, _, names in walk for name in names]
+        paths = sorted(path for path in found if os.path.splitext(path)[1].lower() in SUFFIXES)
         if not paths:
             sys.exit(f"--data {folder}: no images there, by their names ({' '.join(SUFFIXES)}).")
         flist = Path(temporary, "images.txt")
@@ -402,14 +338,7 @@ def file_list(options: argparse.Namespace) -> Iterator[str]:
         yield str(flist)
 
 
-def images_below(folder: Path) -> list[str]:
-    """Return the paths of all images in a folder and its subfolders, sorted."""
-    walk = os.walk(folder, followlinks=True)
-    paths = [os.path.join(place, name) for place, _, names in walk for name in names]
-    return sorted(path for path in paths if os.path.splitext(path)[1].lower() in SUFFIXES)
-
-
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+def parse() -> argparse.Namespace:
     """Return the options; ``--smoke`` fills in small ones."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -421,19 +350,17 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     data.add_argument("--smoke", action="store_true", help="a few made-up photographs")
     add("--prefix", default="", metavar="DIR", help="folder or URL that the list's paths are in")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    add("--num-workers", type=positive, help="processes; one per GPU, or one on the CPU")
-    add("--num-threads", type=positive, help="per worker; its share of the cores, at most 16")
-    add("--batch-size", type=positive, default=32)
-    add("--max-batches", type=positive, help="of all workers together")
-    add("--worker-max-batches", type=positive, help="of each worker")
-    add("--queue-size", type=positive, default=16, help="finished batches that may wait")
-    add("--width", type=positive, default=224)
-    add("--height", type=positive, default=224)
+    add("--num-workers", type=int, help="processes; one per GPU, or one on the CPU")
+    add("--num-threads", type=int, help="per worker; its share of the cores, at most 16")
+    add("--batch-size", type=int, default=32)
+    add("--max-batches", type=int, help="of all workers together")
+    add("--queue-size", type=int, default=16, help="finished batches that may wait")
+    add("--width", type=int, default=224)
+    add("--height", type=int, default=224)
     add("--on-error", choices=("raise", "skip"), default="raise", help="what a bad file does")
     add("--interval", type=float, default=3.0, metavar="S", help="seconds between two reports")
     add("--trace", metavar="FILE.json", help="write a trace of each worker")
-    add("--trace-batches", type=positive, default=50, help="how many batches are in the trace")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     if options.smoke:
         options.batch_size, options.num_workers = 4, options.num_workers or 2
         options.device = "cpu"
@@ -446,17 +373,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return options
 
 
-def positive(text: str) -> int:
-    """Return an option's whole number of at least 1, for argparse."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be >= 1, got {value}")
-    return value
-
-
-def main(arguments: list[str] | None = None) -> int:
+def main() -> int:
     """Run the program; return the exit code."""
-    options = parse(arguments)
+    options = parse()
     with file_list(options) as flist:
         return load_all(options, flist)
 
