@@ -15,10 +15,14 @@ Two layouts are understood:
 from __future__ import annotations
 
 import csv
+import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import av
+import numpy as np
 
 SUFFIXES = frozenset({".mp4", ".mkv", ".webm", ".avi", ".mov"})
 COLUMNS = ("label", "youtube_id", "time_start", "time_end")
@@ -118,7 +122,8 @@ def _fit(path: Path, label: str, split: str) -> tuple[bool, bool, bool]:
 
 
 def _by_folders(root: Path) -> dict[str, Listing]:
-    places = {_SPLIT_NAMES[place.name]: place for place in _folders(root, _SPLIT_NAMES)}
+    found = [place for place in _folders(root) if place.name in _SPLIT_NAMES]
+    places = {_SPLIT_NAMES[place.name]: place for place in found}
     classes = sorted({each.name for place in places.values() or [root] for each in _folders(place)})
     listings = {split: Listing(classes) for split in ("train", "val")}
     for label, name in enumerate(classes):
@@ -133,9 +138,8 @@ def _by_folders(root: Path) -> dict[str, Listing]:
     return listings
 
 
-def _folders(folder: Path, names: Sequence[str] | dict[str, str] | None = None) -> list[Path]:
-    found = sorted(place for place in folder.iterdir() if place.is_dir())
-    return [place for place in found if names is None or place.name in names]
+def _folders(folder: Path) -> list[Path]:
+    return sorted(place for place in folder.iterdir() if place.is_dir())
 
 
 def _videos_below(folder: Path) -> list[Path]:
@@ -148,27 +152,18 @@ def write_videos(folder: Path, *, num_classes: int, per_class: int, num_frames: 
     """Write ``folder/class_<n>/<index>.mp4``: moving bars in 64 x 48 pixels, each class with its
     own motion, at 12 frames a second.
     """
-    for label in range(num_classes):
-        place = folder / f"class_{label}"
-        place.mkdir(parents=True, exist_ok=True)
-        for index in range(per_class):
-            _write_video(place / f"{index:03d}.mp4", label, 7 * index, num_frames)
-
-
-def _write_video(path: Path, label: int, begin: int, num_frames: int) -> None:
-    import av
-    import numpy as np
-
-    codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream(codec, rate=12)
-        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
-        for number in range(num_frames):
-            picture = np.full((48, 64, 3), 40, np.uint8)
-            at = (begin + 3 * number) % 40
-            if label % 2:
-                picture[at : at + 8] = (230, 60 * (label % 4), 40)
-            else:
-                picture[:, at : at + 8] = (40, 60 * (label % 4), 230)
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
-        container.mux(stream.encode(None))
+    for label, index in itertools.product(range(num_classes), range(per_class)):
+        path = folder / f"class_{label}" / f"{index:03d}.mp4"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with av.open(str(path), "w") as container:
+            stream = container.add_stream("libx264", rate=12)
+            stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+            for number in range(num_frames):
+                picture = np.full((48, 64, 3), 40, np.uint8)
+                at = (7 * index + 3 * number) % 40
+                if label % 2:
+                    picture[at : at + 8] = (230, 60 * (label % 4), 40)
+                else:
+                    picture[:, at : at + 8] = (40, 60 * (label % 4), 230)
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+            container.mux(stream.encode(None))

@@ -13,8 +13,7 @@ decoded where the codec allows it. Batches are uint8 until they are on the devic
 ``--loader`` says who loads; the clips of the validation are equal to the byte:
 
 - ``threads``: a map-style dataset in ``spdl_torch.DataLoader``, ``--num-workers`` threads;
-- ``pipeline``: ``spdl_torch.PipelineDataset``, loading and collation as stages of their own;
-- ``torch``: the same dataset in torch's DataLoader, ``--num-workers`` processes.
+- ``pipeline``: ``spdl_torch.PipelineDataset``, loading and collation as stages of their own.
 
 A video that is damaged or gone ends the run with its name (``--on-error raise``), or is left out,
 named and counted (``skip``): batches are then smaller, no other video takes its place, and
@@ -22,8 +21,7 @@ validation is over the videos that are left. Training leaves out what does not f
 other videos in each epoch, and says how many.
 
 Prints a line for the data, and after each epoch the loss, accuracies, videos per second (of all
-processes, loading and model together) and the number of skipped videos; ``--predictions`` writes a
-csv with the prediction for each video.
+processes, loading and model together) and the number of skipped videos.
 
     python examples/k400_video_classification.py --data ROOT [--model swin3d_t] [--loader pipeline]
     python examples/k400_video_classification.py --data ROOT --evaluate --checkpoint FILE.ckpt
@@ -33,7 +31,6 @@ csv with the prediction for each video.
 from __future__ import annotations
 
 import argparse
-import csv
 import logging
 import tempfile
 import time
@@ -61,10 +58,6 @@ from spdl_torch.io import VideoInfo, load_clip
 from spdl_torch.lightning import PipelineStatsMonitor
 from spdl_torch.pipeline import PipelineBuilder
 
-MODELS = (
-    *("r3d_18", "mc3_18", "r2plus1d_18", "mvit_v1_b", "mvit_v2_s"),
-    *("swin3d_t", "swin3d_s", "swin3d_b"),
-)
 TINY = "tiny"
 _logger = logging.getLogger("k400")
 
@@ -78,11 +71,11 @@ def make_parser() -> argparse.ArgumentParser:
     add("--data", type=Path, metavar="ROOT", help="the folder of the videos")
     add("--annotations", type=Path, nargs="+", default=[], metavar="CSV", help="lists of videos")
     add("--smoke", action="store_true", help="tiny model, small clips; made-up videos if no --data")
-    add("--model", choices=(*MODELS, TINY), default="r3d_18")
+    add("--model", default="r3d_18", help="torchvision's, or tiny")
     add("--weights", help="torchvision's, such as DEFAULT or KINETICS400_V1 (downloads them)")
     add("--checkpoint", help="a .ckpt of an earlier run: go on from it, or --evaluate it")
     add("--evaluate", action="store_true", help="validate only")
-    add("--loader", choices=("threads", "pipeline", "torch"), default="threads")
+    add("--loader", choices=("threads", "pipeline"), default="threads")
     add("--num-workers", type=int, help="that decode; default: one per core")
     add("--on-error", choices=("raise", "skip"), default="raise", help="what a bad video does")
     add("--num-frames", type=int, help="of a clip; default: what the model was published with")
@@ -98,14 +91,13 @@ def make_parser() -> argparse.ArgumentParser:
     add("--devices", default="auto")
     add("--seed", type=int, default=0)
     add("--log-dir", help="for metrics.csv and checkpoints")
-    add("--predictions", metavar="CSV", help="write what was predicted for each video")
     add("--progress", action="store_true", help="Lightning's progress bar")
     return parser
 
 
 class Clips(torch.utils.data.Dataset):
     """Clips of a video, uint8 (clips, frames, height, width, 3), or None if it is skipped, with its
-    label and its place in the list. To train, one clip at random; else evenly spread ones.
+    label. To train, one clip at random; else evenly spread ones.
     """
 
     thread_safe = True  # nothing is kept between samples
@@ -116,7 +108,7 @@ class Clips(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return len(self.videos)
 
-    def __getitem__(self, index: int) -> tuple[Tensor | None, int, int]:
+    def __getitem__(self, index: int) -> tuple[Tensor | None, int]:
         video, options = self.videos[index], self.options
         try:
             moments = partial(self.moments, video)
@@ -126,7 +118,7 @@ class Clips(torch.utils.data.Dataset):
             if options.on_error == "raise":
                 raise
             _logger.warning("skipped: %s", error)
-            return None, video.label, index
+            return None, video.label
         height, width, crop = options.resize, options.width, options.crop
         top, left = (height - crop) // 2, (width - crop) // 2
         if self.train:
@@ -135,39 +127,38 @@ class Clips(torch.utils.data.Dataset):
         clips = frames[:, top : top + crop, left : left + crop]
         if self.train and torch.rand(()) < 0.5:
             clips = clips.flip(2)
-        return clips.unflatten(0, (-1, options.num_frames)), video.label, index
+        return clips.unflatten(0, (-1, options.num_frames)), video.label
 
     def moments(self, video: Video, info: VideoInfo) -> list[float]:
         """Return the times of the frames, one clip after the other."""
-        whole = info.start_seconds, info.start_seconds + info.duration_seconds
-        start, end = video.window or whole
-        end = min(end, whole[1])
-        span = min(self.options.seconds, end - start)
-        step = span / self.options.num_frames
-        if self.train:
-            places = torch.rand(1).tolist()
+        options, end = self.options, info.start_seconds + info.duration_seconds
+        if video.window is None:
+            start = info.start_seconds
         else:
-            places = [0.5] if self.options.clips == 1 else torch.linspace(0, 1, self.options.clips)
+            start, end = video.window[0], min(video.window[1], end)
+        span = min(options.seconds, end - start)
+        if self.train:
+            places = torch.rand(1)
+        else:
+            places = torch.linspace(0, 1, options.clips) if options.clips > 1 else [0.5]
         begins = [start + float(place) * (end - start - span) for place in places]
-        return [
-            begin + (k + 0.5) * step for begin in begins for k in range(self.options.num_frames)
-        ]
+        steps = [(k + 0.5) * span / options.num_frames for k in range(options.num_frames)]
+        return [begin + step for begin in begins for step in steps]
 
 
-def collate(samples: Sequence[tuple[Tensor | None, int, int]]) -> dict[str, Any]:
+def collate(samples: Sequence[tuple[Tensor | None, int]]) -> dict[str, Any]:
     """Return a batch of the videos that could be loaded, with the number of the others."""
     good = [sample for sample in samples if sample[0] is not None]
-    clips, labels, indices = zip(*good, strict=True) if good else ((torch.empty(0),), (), ())
+    clips, labels = zip(*good, strict=True) if good else ((torch.empty(0),), ())
     return {
         "clips": torch.stack(clips),
         "labels": torch.tensor(labels, dtype=torch.int64),
-        "indices": list(indices),
         "num_skipped": len(samples) - len(good),
     }
 
 
 class Kinetics(lightning.LightningDataModule):
-    """The loaders of both splits, in one of three ways."""
+    """The loaders of both splits, in one of two ways."""
 
     def __init__(self, listings: dict[str, Listing], options: argparse.Namespace) -> None:
         super().__init__()
@@ -208,10 +199,7 @@ class Kinetics(lightning.LightningDataModule):
             # No workers: the pipeline has its threads.
             pipeline = spdl_torch.PipelineDataset(builder)
             return torch.utils.data.DataLoader(pipeline, batch_size=None, pin_memory=pin_memory)
-        is_torch = options.loader == "torch"
-        loader_class = torch.utils.data.DataLoader if is_torch else spdl_torch.DataLoader
-        has_processes = is_torch and options.num_workers > 0
-        return loader_class(
+        return spdl_torch.DataLoader(
             dataset,
             batch_size=batch_size,
             shuffle=train,
@@ -219,8 +207,6 @@ class Kinetics(lightning.LightningDataModule):
             num_workers=options.num_workers,
             collate_fn=collate,
             pin_memory=pin_memory,
-            multiprocessing_context="spawn" if has_processes else None,
-            persistent_workers=has_processes,
         )
 
 
@@ -237,8 +223,6 @@ class Classifier(lightning.LightningModule):
         """Of a split: videos, skipped ones, loss, and hits among the best 1 and 5."""
         self.began: dict[str, float] = {}
         self.figures: dict[str, dict[str, float]] = {}
-        self.predictions: dict[int, tuple[int, float]] = {}
-        """Class and probability by the video's place in the list, of the last validation."""
         shape = 3, 1, 1, 1
         mean, std = torch.tensor(options.mean).view(shape), torch.tensor(options.std).view(shape)
         self.register_buffer("mean", 255 * mean, persistent=False)
@@ -278,9 +262,6 @@ class Classifier(lightning.LightningModule):
         chances = scores.softmax(1).unflatten(0, (len(labels), -1)).mean(1)
         losses = functional.nll_loss(chances.clamp_min(1e-12).log(), labels, reduction="none")
         self.add("val", chances, labels, losses)
-        best = chances.max(1)
-        answers = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        self.predictions.update(zip(batch["indices"], answers, strict=True))
 
     def add(self, split: str, scores: Tensor, labels: Tensor, losses: Tensor) -> None:
         """Add a batch of videos to the sums, without waiting for the device."""
@@ -302,18 +283,13 @@ class Classifier(lightning.LightningModule):
         """Print the training part of the epoch, which is over, and start counting anew."""
         if "train" in self.sums:
             self.close("train", f"epoch {self.current_epoch} training")
-        self.predictions.clear()
         self.start("val")
 
     def on_validation_epoch_end(self) -> None:
-        """Gather what the ranks have seen and predicted."""
+        """Print and log what the ranks have seen."""
         is_fitting = self.trainer.state.fn == "fit"
         self.close("val", f"epoch {self.current_epoch} validation" if is_fitting else "validation")
         self.log_dict(self.figures["val"])
-        if self.trainer.world_size > 1:
-            parts: list[Any] = [None] * self.trainer.world_size
-            torch.distributed.all_gather_object(parts, self.predictions)
-            self.predictions = {index: best for part in parts for index, best in part.items()}
 
     def on_train_epoch_end(self) -> None:
         """Log training's metrics: Lightning takes them here, after the validation."""
@@ -344,13 +320,8 @@ def make_model(options: argparse.Namespace, num_classes: int) -> nn.Module:
     height, width, crop, num_frames = 36, 48, 32, 4
     options.mean, options.std = [0.45] * 3, [0.225] * 3
     if options.model == TINY:
-        model: nn.Module = nn.Sequential(
-            nn.Conv3d(3, 8, 3, stride=2, padding=1),
-            nn.ReLU(),
-            nn.AdaptiveAvgPool3d((2, 4, 4)),
-            nn.Flatten(),
-            nn.Linear(8 * 2 * 4 * 4, num_classes),
-        )
+        pool = nn.AdaptiveAvgPool3d((2, 4, 4))
+        model: nn.Module = nn.Sequential(pool, nn.Flatten(), nn.Linear(3 * 2 * 4 * 4, num_classes))
     else:
         preset = get_model_weights(options.model).DEFAULT.transforms()
         options.mean, options.std = preset.mean, preset.std
@@ -359,11 +330,9 @@ def make_model(options: argparse.Namespace, num_classes: int) -> nn.Module:
         num_frames = 32 if options.model.startswith("swin3d") else 16
         model = get_model(options.model, weights=options.weights)
         layers = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
-        parent, _, child = layers[-1].rpartition(".")
         last = model.get_submodule(layers[-1])
         if last.out_features != num_classes:
-            new = nn.Linear(last.in_features, num_classes)
-            setattr(model.get_submodule(parent), child, new)
+            model.set_submodule(layers[-1], nn.Linear(last.in_features, num_classes))
     options.width = width if options.resize is None else options.resize * 4 // 3
     options.resize = options.resize or height
     options.crop = options.crop or min(crop, options.resize)
@@ -395,17 +364,6 @@ def make_trainer(options: argparse.Namespace) -> lightning.Trainer:
     )
 
 
-def write_predictions(path: str, listing: Listing, module: Classifier) -> None:
-    """Write a line for each video that was validated."""
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        lines = csv.writer(file)
-        lines.writerow(("path", "label", "predicted", "probability"))
-        for index, (label, chance) in sorted(module.predictions.items()):
-            video = listing.videos[index]
-            names = listing.classes[video.label], listing.classes[label]
-            lines.writerow((video.path, *names, f"{chance:.6f}"))
-
-
 def run(options: argparse.Namespace) -> None:
     """List, train, validate."""
     listings = list_videos(options.data, options.annotations)
@@ -423,8 +381,6 @@ def run(options: argparse.Namespace) -> None:
         trainer.validate(module, data, verbose=False)
     else:
         trainer.fit(module, data, ckpt_path=options.checkpoint)
-    if options.predictions and trainer.is_global_zero:
-        write_predictions(options.predictions, listings["val"], module)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
