@@ -4,6 +4,8 @@ import os
 import pickle
 import traceback
 import warnings
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 
 def end_at_once(status=0):
@@ -36,6 +38,12 @@ def found_in_forks(*functions):
     """The outcomes of functions, each in a fork of this process, all at once."""
     forks = [_forked(function) for function in functions]
     return [_found(pid, pipe) for pid, pipe in forks]
+
+
+def found_in_new(function):
+    """What ``function`` returns in a new process, in which nothing has loaded yet."""
+    with ProcessPoolExecutor(1, mp_context=get_context("forkserver")) as pool:
+        return pool.submit(function).result()
 
 
 def _forked(function):
