@@ -3,31 +3,24 @@ epoch; or, with ``rng="worker"``, torch's."""
 
 import copy
 import functools
-import json
+import hashlib
 import random
 
 import numpy as np
 import pytest
 import torch
-from support import warm, ways_of_draws
+from support import ways_of_draws
 from support.covering import by_pairs
 from support.datasets import Divided, Made, Sized
-from support.first_draws import (
-    Draws,
-    InBatches,
-    Stream,
-    collate,
-    digest_of,
-    states_of_program as states,
-)
-from support.folders import TESTS
+from support.forks import found_in_forks, found_in_new
 from support.loaders import DataLoader
 from support.seats import FORKED, NONE, THREADS, in_every_seat, in_seats
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DistributedSampler, IterableDataset, default_collate, get_worker_info
 
-from spdl_torch.loader.rng.patches import install
+from spdl_torch.loader.rng.patches import can_see_draws, install
 
-HANG_SECONDS = 120
+MANY = 120
+"""Samples in batches of 3: for each of two workers more than are looked at for draws."""
 near = in_seats(NONE, THREADS, FORKED)
 
 
@@ -54,6 +47,64 @@ def three_draws(_=None):
     """A number from each library, as one tensor."""
     numbers = [torch.rand(()), random.random(), np.random.rand()]
     return torch.tensor([float(number) for number in numbers], dtype=torch.float64)
+
+
+class Draws:
+    """Each sample draws from all that samples draw from: functions of torch, ``random`` and
+    ``numpy.random`` (called, ``kept``, and in C++), and generators of its own."""
+
+    thread_safe = True
+
+    def __init__(self, length=12, first=0, kept=()):
+        self.length = length
+        self.first = first  # samples before it draw nothing
+        self.kept = kept
+        self.own_python = random.Random(1)
+        self.own_numpy = np.random.default_rng(2)
+        self.transforms = {"old": np.random.RandomState(3), "torch": torch.Generator()}
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        if index < self.first:
+            return [float(index)] * 16
+        drawn = [float(index), torch.rand(()).item(), random.gauss(0, 1), np.random.normal()]
+        drawn += [draw() for draw in self.kept]
+        drawn += [self.own_python.random(), self.own_numpy.random()]
+        drawn += [self.transforms["old"].rand()]
+        drawn += torch.rand(2, generator=self.transforms["torch"]).tolist()
+        drawn += torch.dropout(torch.ones(2), 0.5, True).tolist()
+        return [*drawn, *torch.randperm(3).tolist(), random.random(), np.random.rand()]
+
+
+class InBatches(Draws):
+    """The same, made by the batch."""
+
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+class Stream(IterableDataset):
+    """Draws at the beginning and in each item; every worker makes a part of them."""
+
+    thread_safe = True
+
+    def __iter__(self):
+        info, first = get_worker_info(), [torch.rand(()).item(), random.random(), np.random.rand()]
+        for index in range(0 if info is None else info.id, 12, 1 if info is None else 2):
+            yield [float(index), *first, torch.rand(()).item(), random.random(), np.random.rand()]
+
+
+def collate(samples):
+    """Draws too, as Mixup does."""
+    return default_collate(samples), torch.rand(2), random.random(), np.random.rand()
+
+
+def states():
+    """torch's, Python's and numpy's, from which a loader's samples are not to draw."""
+    numpys = np.random.get_state()
+    return torch.get_rng_state().tolist(), random.getstate(), numpys[1].tolist(), numpys[2:]
 
 
 def loader_in(seat, kind):
@@ -154,12 +205,48 @@ def test_a_generator_that_is_seeded_again_repeats_its_numbers_in_a_new_loader(se
     assert by_worker[0] == by_worker[1]
 
 
+def begin(number):
+    """Draws from the worker's stream, and moves it."""
+    torch.manual_seed(torch.initial_seed() + int(torch.randint(9, ())))
+    get_worker_info().dataset.first = int(torch.randint(4, ()))
+
+
+KINDS = {
+    "samples": (Draws(), {}),
+    "stream": (Stream(), {}),
+    "collate": (Draws(), {"collate_fn": collate}),
+    "worker_init_fn": (Draws(), {"worker_init_fn": begin, "persistent_workers": True}),
+    "by worker": (Draws(), {"rng": "worker"}),
+    "late": (Draws(MANY, MANY - 30), {}),
+}
+SEATS = {seat.name: seat for seat in (NONE, THREADS, FORKED)}
+
+
+def digest_of(kind, seat):
+    """What two epochs draw, and what the program draws afterwards."""
+    dataset, options = KINDS[kind]
+    options = {"batch_size": 3, "seed": 5, "shuffle": not isinstance(dataset, Stream), **options}
+    torch.manual_seed(1)
+    loader = SEATS[seat].loader(dataset, **options)
+    found = [batch for _ in range(2) for batch in loader]
+    return hashlib.sha256(repr((found, torch.rand(1))).encode()).hexdigest()[:16]
+
+
+def digests_of_first_loaders():
+    """Of each kind in each seat, each in a fork, in which nothing that redirects torch's draws is
+    installed yet."""
+    assert not can_see_draws()
+    found = {}
+    for kind in KINDS:
+        digests = found_in_forks(*(functools.partial(digest_of, kind, seat) for seat in SEATS))
+        found[kind] = dict(zip(SEATS, digests, strict=True))
+    return found
+
+
 def test_the_first_loader_of_a_program_draws_what_later_ones_draw():
     """Forked workers and the main thread begin before anybody sees what torch's operators draw;
     threads see it from the beginning."""
-    done = warm.run(["-W", "ignore", "-m", "support.first_draws"], cwd=TESTS, timeout=HANG_SECONDS)
-    assert done.returncode == 0, done.stderr[-5000:]
-    for kind, by_seat in json.loads(done.stdout).items():
+    for kind, by_seat in found_in_new(digests_of_first_loaders).items():
         if kind in ("stream", "by worker", "worker_init_fn"):
             # Of two workers the numbers count, and those that persist are seeded once.
             assert by_seat.pop("none") != by_seat["threads"], kind

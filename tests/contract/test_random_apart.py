@@ -12,9 +12,9 @@ import pytest
 import torch
 from support import ways_of_draws
 from support.datasets import Made
-from support.first_draws import states_of_program as states
 from support.loaders import assert_threads_end, run_script
 from support.seats import FORKED, NONE, ONE, THREADS, in_seats
+from test_random import states
 from torch.utils.data import IterableDataset
 
 from spdl_torch import DataLoader
