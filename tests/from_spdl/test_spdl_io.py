@@ -91,9 +91,7 @@ def test_one_size_keeps_the_shape(files):
     assert load_image_batch([path], width=None, height=40).shape == (1, 40, 48, 3)
     small = io.BytesIO()
     Image.new("RGB", (8, 6)).save(small, "png")
-    with pytest.raises(
-        DecodeError, match=r"differ in size: .*colours.jpg is 96x80, <bytes> is 8x6"
-    ):
+    with pytest.raises(DecodeError, match=r"in size: .*colours.jpg is 96x80, <bytes> is 8x6"):
         load_image_batch([path, small.getvalue()], width=None, height=None)
 
 

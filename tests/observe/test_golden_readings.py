@@ -60,9 +60,7 @@ def test_verdicts_stay():
     assert not changed
 
 
-@pytest.mark.parametrize(
-    "rule", [each for each in READINGS if "rule" in each], ids=itemgetter("rule")
-)
+@pytest.mark.parametrize("rule", [it for it in READINGS if "rule" in it], ids=itemgetter("rule"))
 def test_rule(rule):
     """What the finding and the action say, and the gain."""
     stats, probes, pooled = reading_of(rule)

@@ -182,10 +182,8 @@ def test_names_of_a_file_do_not_control_the_terminal(whole, tmp_path, capsys):
         totals = connection.execute("SELECT totals FROM interval").fetchone()[0]
         totals = totals.replace('"decode"', json.dumps(name))
         connection.execute("UPDATE interval SET totals = ?, name = ?", (totals, name))
-        others = "run_id, timestamp, name, begins, totals, details"  # with several, names are said
-        connection.execute(
-            f"INSERT INTO interval ({others}, pipeline) SELECT {others}, 1 FROM interval"
-        )
+        own = "run_id, timestamp, name, begins, totals, details"  # with several, names are said
+        connection.execute(f"INSERT INTO interval ({own}, pipeline) SELECT {own}, 1 FROM interval")
     for options in ([], ["--format", "json"]):
         assert main(["report", str(path), *options]) == 0
         printed = capsys.readouterr().out

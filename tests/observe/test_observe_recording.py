@@ -10,9 +10,8 @@ from contextlib import closing
 from functools import partial
 
 import pytest
-import torch
-import torch.utils.data
 from support.datasets import Divided, SafeIndices
+from torch.utils.data import DataLoader as TorchLoader
 
 from spdl_torch import DataLoader, PipelineDataset
 from spdl_torch.__main__ import main
@@ -35,9 +34,8 @@ NUM_ITEMS = 24
 
 def pipeline():
     """The same numbers."""
-    return PipelineDataset(
-        PipelineBuilder().add_source(range(NUM_ITEMS)).pipe(str, name="fetch").add_sink()
-    )
+    builder = PipelineBuilder().add_source(range(NUM_ITEMS)).pipe(str, name="fetch")
+    return PipelineDataset(builder.add_sink())
 
 
 def loader(num_workers, **options):
@@ -46,7 +44,7 @@ def loader(num_workers, **options):
     return DataLoader(SafeIndices(NUM_ITEMS), batch_size=4, num_workers=num_workers, **options)
 
 
-def by_accelerate(given):
+def accelerated(given):
     """What our Accelerator makes of it."""
     pytest.importorskip("accelerate")
     from spdl_torch.accelerate import Accelerator
@@ -54,7 +52,7 @@ def by_accelerate(given):
     return Accelerator(cpu=True).prepare(given)
 
 
-def by_fabric(given):
+def fabrics(given):
     """What Fabric makes of it."""
     lightning = pytest.importorskip("lightning")
     return lightning.Fabric(accelerator="cpu", devices=1).setup_dataloaders(given)
@@ -79,11 +77,9 @@ LOADERS = {
     "persistent threads": lambda: loader(2, persistent_workers=True),
     "processes": lambda: loader(2, isolation="process", persistent_workers=True),
     "pipeline": pipeline,
-    "inside torch's": lambda: torch.utils.data.DataLoader(pipeline(), batch_size=None),
-    "prepared by Accelerate": lambda: by_accelerate(loader(2)),
-    "inside torch's, prepared by Fabric": lambda: by_fabric(
-        torch.utils.data.DataLoader(pipeline(), batch_size=None)
-    ),
+    "inside torch's": lambda: TorchLoader(pipeline(), batch_size=None),
+    "prepared by Accelerate": lambda: accelerated(loader(2)),
+    "inside torch's, prepared by Fabric": lambda: fabrics(TorchLoader(pipeline(), batch_size=None)),
 }
 
 
@@ -151,9 +147,8 @@ def said_of_skipped(report):
 def test_several_loaders_have_numbers_and_names(tmp_path, capsys):
     """Each its own figures, and its own skipped samples over all epochs, also more of them than a
     loader remembers; an event of the program that is called so is none of them."""
-    many = DataLoader(
-        SafeIndices(3_000, bad=range(1_500)), batch_size=100, on_error="skip", error_budget=2_000
-    )
+    bad = SafeIndices(3_000, bad=range(1_500))
+    many = DataLoader(bad, batch_size=100, on_error="skip", error_budget=2_000)
     sources, path = {"many": many, "few": skipping_words([7]), "none": loader(0)}, tmp_path / "r.db"
     with recording(sources, path, interval_seconds=NEVER, config={"lr": 1}) as writer:
         for _ in range(2):
@@ -244,9 +239,7 @@ def test_loader_of_which_only_a_copy_loads_is_told_of(tmp_path, caplog):
 def test_forked_workers_go_on_without_the_parents_lock(tmp_path):
     """torch's workers iterate over a copy that a fork made at any moment, the lock taken or not."""
     source, path = pipeline(), tmp_path / "run.db"
-    theirs = torch.utils.data.DataLoader(
-        source, batch_size=None, num_workers=1, multiprocessing_context="fork"
-    )
+    theirs = TorchLoader(source, batch_size=None, num_workers=1, multiprocessing_context="fork")
     with recording(source, path, interval_seconds=NEVER):
         (watcher,) = watchers_of(source)
         with watcher():
@@ -265,7 +258,7 @@ class Decisions(SafeIndices):
     ("options", "message"),
     [
         ({"loaders": [1, 2]}, r"a spdl_torch.DataLoader, .* got list"),
-        ({"loaders": torch.utils.data.DataLoader(Decisions(4))}, "got DataLoader"),
+        ({"loaders": TorchLoader(Decisions(4))}, "got DataLoader"),
         ({"loaders": loader(0, stats=False)}, "with stats=False there is nothing to record"),
         ({"interval_seconds": 0}, "interval_seconds must be > 0 seconds, got 0"),
         ({"interval_seconds": True}, "interval_seconds must be a number of seconds, got T"),

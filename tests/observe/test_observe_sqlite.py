@@ -141,11 +141,9 @@ def broken(path):
 
 
 @pytest.mark.parametrize("obstacle", [locked, broken])
-def test_entries_wait_in_memory_when_the_file_cannot_be_written(
-    tmp_path, monkeypatch, caplog, obstacle
-):
-    """Told once, and written when it can be; the oldest are left out where there are too many. How
-    many are not written at the end is told, too."""
+def test_entries_wait_while_the_file_cannot_be_written(tmp_path, monkeypatch, caplog, obstacle):
+    """In memory: told once, and written when it can be; the oldest are left out where there are too
+    many. How many are not written at the end is told, too."""
     monkeypatch.setattr("spdl_torch.observe.store.file._BUSY_SECONDS", 0.0)
     monkeypatch.setattr(sqlite_module, "_MOST_PENDING", 2)
     entries = queue.SimpleQueue()

@@ -189,10 +189,8 @@ def test_pipelines_are_processes_of_their_own():
     trace = trace_of(small_timeline(3), small_timeline(8), rank=2)
     titles = {e["pid"]: e["args"]["name"] for e in events_of(trace, "M", name="process_name")}
     assert [*titles.values()] == [f"Data pipeline · rank 2 · DataLoader {n}" for n in (3, 8)]
-    first, second = (
-        e["args"]["sort_index"] for e in events_of(trace, "M", name="process_sort_index")
-    )
-    assert first < second < 0
+    order = [e["args"]["sort_index"] for e in events_of(trace, "M", name="process_sort_index")]
+    assert order[0] < order[1] < 0
     tids = [tid for _, tid in names_of_rows(trace)]
     assert len({*tids, *titles}) == len(tids) + len(titles) == 10
     assert min(*tids, *titles) > 2**22, "no process of the system has such an id"
@@ -357,10 +355,8 @@ def test_merge_with_torch_lays_both_on_one_clock(tmp_path):
 
     both, torchs = content_of(path), content_of(tmp_path / "torch.json.gz")
     size = len(torchs["traceEvents"])
-    own = both["traceEvents"][size:]
-    assert {key: both[key] for key in torchs} | {
-        "traceEvents": both["traceEvents"][:size]
-    } == torchs
+    before, own = both["traceEvents"][:size], both["traceEvents"][size:]
+    assert {key: both[key] for key in torchs} | {"traceEvents": before} == torchs
     (span,) = events_of(torchs, "X", name="train_step")
     start = min(e["ts"] for e in own if "ts" in e)
     assert abs(span["ts"] - start) < 1e6  # the same second, not the same decade

@@ -291,14 +291,11 @@ def test_sampler_is_named_where_it_takes_most_of_the_loop_s_time(num_workers, sa
     assert f"then {limit} is the limit" in str(found)
 
 
-@pytest.mark.parametrize(
-    ("num_workers", "isolation"), [(0, "thread"), (1, "thread"), (1, "process")]
-)
-def test_loader_measures_what_the_model_needs(num_workers, isolation):
+@pytest.mark.parametrize(("number", "isolation"), [(0, "thread"), (1, "thread"), (1, "process")])
+def test_loader_measures_what_the_model_needs(number, isolation):
     """CPU time of the program, its processes' too, and its cores, with workers and without; how
     long they had none. Where no GIL is shared nobody looks at one."""
-    options = {"num_workers": num_workers, "isolation": isolation}
-    loader = DataLoader(SafeIndices(4096), batch_size=1024, **options)
+    loader = DataLoader(SafeIndices(4096), 1024, num_workers=number, isolation=isolation)
     for _ in loader:
         pass
     report = loader.report()

@@ -311,14 +311,12 @@ def test_budget_counts_over_all_epochs(limit, bad, message):
 
 
 @settings(deadline=None, max_examples=20)
-@given(counts=st.lists(st.integers(1, 5), min_size=4, max_size=8), in_order=st.booleans())
-def test_epochs_stay_apart_while_the_number_of_threads_changes(counts, in_order):
+@given(st.tuples(*[st.integers(1, 5)] * 6), st.sampled_from(["completion", "input"]))
+def test_epochs_stay_apart_while_the_number_of_threads_changes(counts, order):
     """Threads that come and leave where epochs meet."""
     hands, source = Hands(), Epochs(5)
-    order = "input" if in_order else "completion"
-    pipeline = continuous(
-        source, same, name="op", concurrency=2, output_order=order, build={"tuner": hands}
-    )
+    pipe = {"name": "op", "concurrency": 2, "output_order": order, "build": {"tuner": hands}}
+    pipeline = continuous(source, same, **pipe)
     with no_leak(), switching(), pipeline.auto_stop():
         for epoch, count in enumerate(counts):
             hands.run.set_concurrency("op", count)

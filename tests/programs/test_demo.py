@@ -69,9 +69,8 @@ def test_table_has_medians_spread_and_ratios(photographs, monkeypatch, capsys):
     (start,) = (n for n, line in enumerate(lines) if line.startswith("loading alone"))
     over, _, first, *others = lines[start - 2 : start + 4]
     assert over.split()[-3:] == ["2nd/1st", "3rd/1st", "better"]
-    assert " ".join(first.split()) == (
-        "loading alone images/s 620 ±20 620 ±20 1240 ±40 1.00x 2.00x higher"
-    )
+    row = "loading alone images/s 620 ±20 620 ±20 1240 ±40 1.00x 2.00x higher"
+    assert " ".join(first.split()) == row
     assert [line[:24].strip() for line in others] == [
         *("training light network", "waiting for data", "time to first batch"),
     ]

@@ -256,10 +256,8 @@ def test_loader_shows_nothing_that_is_neither_torch_s_nor_in_the_reference():
     """A subclass of the user's may give any other name its own meaning."""
     dataset = TensorDataset(torch.arange(4))
     shown = {*dir(spdl_torch.DataLoader(dataset))} - {*dir(TorchLoader(dataset))}
-    pages = [
-        ROOT / f"docs/reference/{page}.md" for page in ("autotune", "dataloader", "loader_states")
-    ]
-    text = " ".join(page.read_text(encoding="utf-8") for page in pages)
+    pages = "autotune", "dataloader", "loader_states"
+    text = " ".join((ROOT / f"docs/reference/{each}.md").read_text("utf-8") for each in pages)
     named = set(re.findall(r"\w+", " ".join(re.findall(r"`[^`\n]+`", text))))
     assert {name for name in shown if not name.startswith("_")} <= named
 

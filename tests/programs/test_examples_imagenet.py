@@ -75,9 +75,7 @@ def validation_of(printed):
     return re.findall(r"validation: (loss .* on \d+ images)", printed)[-1]
 
 
-def test_ranks_count_every_validation_image_once_when_shards_are_uneven(
-    photographs, tmp_path, capsys
-):
+def test_ranks_count_each_validation_image_once_of_uneven_shards(photographs, tmp_path, capsys):
     """Two ranks report what one process finds for the checkpoint that they saved."""
     given = arguments(photographs, tmp_path, "--lr", 0.001)
     with torchrun.environments(2) as ranks:
@@ -89,9 +87,7 @@ def test_ranks_count_every_validation_image_once_when_shards_are_uneven(
     assert validation_of(printed) == alone
 
 
-def test_resumed_run_equals_one_that_was_not_interrupted(
-    photographs, tmp_path, capsys, monkeypatch
-):
+def test_resumed_run_equals_one_that_was_not_ended(photographs, tmp_path, capsys, monkeypatch):
     """Weights, momentum, order, crops and mixup: the second epoch has the same figures. An earlier
     run is not overwritten when --resume was forgotten."""
     recipe = ("--epochs", 2, "--mixup", 0.2, "--auto-augment", "ta_wide", "--ema-decay", 0.5)

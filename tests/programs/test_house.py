@@ -170,9 +170,7 @@ WITH_TORCH = (
 LATER = ("lightning", "matplotlib", "av", "spdl_torch.spdl")
 
 
-@pytest.mark.parametrize(
-    ("statements", "unwanted"), [(LIGHT, HEAVY), (WITH_TORCH, LATER)], ids=["light", "with torch"]
-)
+@pytest.mark.parametrize(("statements", "unwanted"), [(LIGHT, HEAVY), (WITH_TORCH, LATER)])
 def test_import_loads_nothing_heavy(statements, unwanted):
     """Importing is quick and quiet: no large package that is not needed, not a word printed. Nor
     does the first batch of pictures import torchvision, in every worker anew."""

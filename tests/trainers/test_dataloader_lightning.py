@@ -33,13 +33,11 @@ def fit(loader_class, monkeypatch, *, seed_workers, **options):
     return module.seen, torch.get_rng_state().tolist()
 
 
-@pytest.mark.parametrize(
-    ("persistent_workers", "seed_workers"), [(True, True), (False, True), (False, False)]
-)
-def test_fit_sees_torchs_samples_when_seeded(persistent_workers, seed_workers, monkeypatch):
+@pytest.mark.parametrize(("persistent", "seeds"), [(True, True), (False, True), (False, False)])
+def test_fit_sees_torchs_samples_when_seeded(persistent, seeds, monkeypatch):
     """seed_everything(workers=True) reseeds inside workers; the trainer must not notice. No worker
     is left."""
-    options = {"seed_workers": seed_workers, "persistent_workers": persistent_workers}
+    options = {"seed_workers": seeds, "persistent_workers": persistent}
     ours = fit(DataLoader, monkeypatch, **options)
     assert ours == fit(torch_data.DataLoader, monkeypatch, **options)
 

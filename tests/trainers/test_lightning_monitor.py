@@ -64,10 +64,8 @@ def streamed(length=12):
 def trainer(folder, monitor, **options):
     """Logs every second step to a CSV file."""
     added = monitor if isinstance(monitor, list) else [monitor]
-    logger = loggers_of.CSVLogger(folder, name="", version="")
-    return modules.trainer(
-        **{"logger": logger, "log_every_n_steps": 2, "callbacks": added, **options}
-    )
+    own = {"logger": loggers_of.CSVLogger(folder, name="", version=""), "log_every_n_steps": 2}
+    return modules.trainer(**{**own, "callbacks": added, **options})
 
 
 def rows(folder):

@@ -166,9 +166,7 @@ PLACES = [[2, 3, 4], [3, 4, 2], [4, 2, 3]]
     ("make", "num_workers", "options", "places"),
     [(*way, PLACES[number % 3]) for number, way in enumerate(WAYS)],
 )
-def test_checkpoint_of_any_hook_resumes_at_the_next_batch(
-    tmp_path, make, num_workers, options, places
-):
+def test_checkpoint_of_any_hook_resumes_at_next_batch(tmp_path, make, num_workers, options, places):
     """Also within a step, which Lightning makes again. No callback of ours is given to it."""
     saving = modules.SavesInHooks(tmp_path, places)
     whole = fit(make(num_workers), [saving], **options)
@@ -232,9 +230,7 @@ def step_of(path):
 
 @pytest.mark.parametrize(("make", "num_workers"), [(plain, 2), (unsized, 0)])
 @pytest.mark.parametrize("when", ["every_n_train_steps", "every_n_epochs"])
-def test_what_follows_an_epochs_last_step_is_what_torchs_loader_trains(
-    tmp_path, when, make, num_workers
-):
+def test_what_follows_an_epochs_last_step_is_torchs(tmp_path, when, make, num_workers):
     """Each with a checkpoint of its own, saved after as many steps as an epoch has, or after it."""
     options = {when: 3 if when == "every_n_train_steps" else 1, "save_top_k": -1}
     seen = []
@@ -264,9 +260,7 @@ def test_trainer_gets_its_callback_once(tmp_path):
 @pytest.mark.parametrize(
     ("make", "num_workers"), [(sized, 1), (unsized, 1), (pipeline, 0), (stateful, 0)]
 )
-def test_checkpoint_of_a_training_that_is_over_resumes_at_the_next_batch(
-    tmp_path, make, num_workers, undisturbed
-):
+def test_checkpoint_of_a_training_that_is_over_resumes(tmp_path, make, num_workers, undisturbed):
     """By an error: Lightning has dropped the batch that it held back by then. By its steps: it
     counts the epoch as over, and a training of so many epochs begins the next one."""
     for number, end in enumerate([{"fails_after": 2}, {"fails_after": 5}, {"max_steps": 2}]):
@@ -289,9 +283,7 @@ def test_checkpoint_of_a_training_that_is_over_resumes_at_the_next_batch(
 @pytest.mark.parametrize(
     ("limit", "num_workers", "is_watched"), [(1.0, 1, False), (2, 0, True), (1.0, 0, True)]
 )
-def test_validation_on_the_same_loader_loses_no_batch_of_training(
-    tmp_path, limit, num_workers, is_watched
-):
+def test_validation_on_the_same_loader_loses_no_batch(tmp_path, limit, num_workers, is_watched):
     """In the middle of an epoch, after which the state is training's again; also beside the
     callback of ours that logs and records."""
     steps = {"every_n_train_steps": 1, "save_top_k": -1}

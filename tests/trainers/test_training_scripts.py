@@ -82,9 +82,7 @@ def by_timm(timm_data, num_workers, **options):
 
 
 @pytest.mark.parametrize("use_prefetcher", [False, True])
-def test_timms_evaluation_is_what_it_is_with_torchs_loader(
-    timm_data, changed, monkeypatch, use_prefetcher
-):
+def test_timms_evaluation_is_that_of_torchs_loader(timm_data, changed, monkeypatch, use_prefetcher):
     """To the bit, with timm's own transforms and collate functions, also with its prefetcher."""
     ours = by_timm(timm_data, 2, use_prefetcher=use_prefetcher)
     assert type(ours.loader if use_prefetcher else ours) is spdl_torch.DataLoader
