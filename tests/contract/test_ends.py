@@ -2,7 +2,6 @@
 
 import gc
 import signal
-import subprocess
 import sys
 import textwrap
 import threading
@@ -24,7 +23,6 @@ from support.loaders import (
     ThreadLoader as OnThreads,
     batches_of,
     run_script,
-    script,
 )
 
 
@@ -113,29 +111,6 @@ def test_what_lives_until_the_interpreter_is_taken_down_ends_without_a_word(tmp_
     words = ["-W", "ignore", "-c", textwrap.dedent(program)]
     done = warm.run(words, timeout=60, ends_whole=True)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_batches_are_made_after_torch_has_taken_out_operators():
-    """As for a daemon thread that loads while the program ends: torch takes out what Python code
-    has registered before that thread is stopped."""
-    program = """
-        import atexit
-        atexit.register(lambda: print(next(batches).tolist()))  # after torch's own functions
-        import torch
-        from spdl_torch import DataLoader
-
-        class Squares(torch.utils.data.Dataset):
-            def __len__(self):
-                return 4
-            def __getitem__(self, index):
-                return torch.tensor(index * index)
-
-        batches = iter(DataLoader(Squares(), 2))
-        print(next(batches).tolist())
-    """
-    words = [sys.executable, "-c", textwrap.dedent(program)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "[0, 1]\n[4, 9]\n", "")
 
 
 class ThreadContext(SpawnContext):
@@ -244,8 +219,11 @@ PROGRAM = """
     import torch
     from support import lazy_device
     from spdl_torch import DataLoader
+    from spdl_torch.engine import threads
+    from spdl_torch.loader.backends.processes import page
 
-    how, copied = {how!r}, []
+    threads._EXIT_JOIN_SECONDS = page._FINISH_SECONDS = 0.2  # for workers that never return
+    how, copied, has_told = {how!r}, [], threading.Event()
 
     class Backend(lazy_device.LazyBackend):
         def copy(self, target, source):
@@ -258,6 +236,9 @@ PROGRAM = """
         if samples[0] >= 8 * 40 and how == "collate":
             raise RuntimeError("ragged")
         if samples[0] >= 8 * 21 and "stuck" in how:
+            if on_threads:
+                has_told.wait()
+                os.kill(os.getpid(), signal.SIGINT)
             threading.Event().wait()
         return torch.tensor(samples)
 
@@ -265,14 +246,17 @@ PROGRAM = """
     multiprocessing.set_start_method("fork")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    loader = DataLoader(range(10**6), 8, num_workers=2, collate_fn=collate, device={device!r})
+    on_threads = how == "SIGINT, stuck"
+    options = {{"device": {device!r}, "isolation": "thread" if on_threads else "process"}}
+    loader = DataLoader(range(10**6), 8, num_workers=2, collate_fn=collate, **options)
     for step, batch in enumerate(loader):
         if step == 20:
             children = multiprocessing.active_children()
             print(os.getpid(), *(child.pid for child in children), flush=True)
+            has_told.set()
             if "exit" in how:
                 break
-            if how.startswith("SIG"):
+            if how.startswith("SIG") and not on_threads:
                 os.kill(os.getpid(), getattr(signal, how.partition(",")[0]))
 """
 
@@ -281,6 +265,7 @@ ENDS = {
     ("exit, stuck", None): (0, ""),
     ("SIGKILL, stuck", None): (-signal.SIGKILL, ""),
     ("SIGINT", None): (-signal.SIGINT, "KeyboardInterrupt"),
+    ("SIGINT, stuck", None): (-signal.SIGINT, "KeyboardInterrupt"),
     ("SIGTERM", "cuda"): (143, ""),
     ("collate", None): (1, "RuntimeError: ragged\nin collate_fn"),
     ("transfer", "cuda"): (1, "RuntimeError: the link is down"),
@@ -290,45 +275,19 @@ ENDS = {
 @pytest.mark.parametrize(("how", "device"), ENDS)
 def test_program_ends_as_its_user_has_it(how, device):
     """The exit code and the one traceback are the user's, no process is left and nothing in shared
-    memory. A sample that waits for ever keeps no worker alive."""
+    memory. A sample that waits for ever keeps no worker alive, in a process or, where Ctrl-C wakes
+    the loop that waits for it, on a thread."""
     program = textwrap.dedent(PROGRAM).format(tests=str(TESTS), how=how, device=device)
     words = ["-W", "ignore", "-c", program]
     child = warm.run(words, timeout=3 * PATIENCE_SECONDS, ends_whole=True)
     code, told = ENDS[how, device]
     assert child.returncode == code, child.stderr
-    assert child.stderr.count("Traceback") == (1 if code == 1 or how == "SIGINT" else 0)
+    assert child.stderr.count("Traceback") == (code == 1 or "SIGINT" in how)
     assert told in child.stderr
     pids = child.stdout.split()
-    assert len(pids) == 3
+    assert len(pids) == (1 if how == "SIGINT, stuck" else 3)
     assert shared_memory_of(*pids) == set()
     until(lambda: not any(map(is_running, pids)))
-
-
-def test_ctrl_c_ends_the_program_when_a_worker_blocks():
-    """KeyboardInterrupt wakes the waiting trainer at once; the process dies of it."""
-    program = """
-        import os, signal, threading
-        from spdl_torch.engine import threads
-
-        threads._EXIT_JOIN_SECONDS = 0.2  # for a worker that never returns
-
-        def block(samples):
-            os.write(1, b"blocked\\n")
-            threading.Event().wait()
-
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        next(iter(DataLoader(range(1000), num_workers=1, isolation="thread", collate_fn=block)))
-    """
-    with warm.start(["-c", script(program)]) as child:
-        try:
-            assert child.stdout.readline() == "blocked\n"
-            child.send_signal(signal.SIGINT)
-            _, stderr = child.communicate(timeout=4 * PATIENCE_SECONDS)
-        finally:
-            child.kill()
-    assert stderr.rstrip().endswith("KeyboardInterrupt")
-    assert stderr.count("Traceback") == 1
-    assert child.returncode == -signal.SIGINT
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="Python starts no threads then")

@@ -11,7 +11,7 @@ import threading
 
 import pytest
 import torch
-from support import warm
+from support import hooks, warm
 from support.datasets import Made
 from support.gates import until
 from support.hooks import (
@@ -273,21 +273,17 @@ def test_index_that_cannot_be_sent_names_its_sampler(seat):
         list(loader)
 
 
-class FailingGenerator(torch.Generator):
-    """Raises where the loader asks for its state, from which the order follows."""
-
-    kind = "ordinary"
-
-    def get_state(self):
-        raise error_of(self.kind, "get_state")
-
-
 @near
 def test_error_of_a_generator_is_raised_by_iter(seat):
-    """Again at the next ``iter()``; and what is no generator is refused with torch's words."""
+    """Which asks for its state, again at the next ``iter()``; and what is no generator is refused
+    with torch's words."""
+
+    class FailingGenerator(torch.Generator):
+        def get_state(self):
+            raise error_of(kind, "get_state")
+
     loader = seat.loader(range(8), shuffle=True, generator=FailingGenerator())
     for kind in ALL:
-        loader.generator.kind = kind
         assert_kind(error_by(lambda: iter(loader)), kind)
     wrong = {"shuffle": True, "generator": random.Random(1)}
     ours, theirs = (
@@ -295,11 +291,6 @@ def test_error_of_a_generator_is_raised_by_iter(seat):
         for make in (seat.loader, NONE.peer)
     )
     assert repr(ours) == repr(theirs)
-
-
-def total(index):
-    """Of a number, or of lists of them."""
-    return int(torch.as_tensor(index).sum())
 
 
 def changed_lists():
@@ -315,7 +306,7 @@ def changed_lists():
 def test_batch_has_the_indices_that_it_was_given_with(seat):
     """Whatever the sampler does to the list afterwards; torch's loader without workers is the
     oracle."""
-    data, options = Made(total, 8), {"batch_sampler": Begun(changed_lists)}
+    data, options = Made(torch.as_tensor, 8), {"batch_sampler": Begun(changed_lists)}
     assert batches_of(seat.loader(data, **options)) == batches_of(NONE.peer(data, **options))
 
 
@@ -380,27 +371,13 @@ def test_error_of_load_state_dict_is_the_users(seat):
     assert_kind(caught.value, "stop", seat)
 
 
-class Kept(Failing):
-    """Raises one exception object again and again."""
-
-    def __init__(self, where):
-        super().__init__(["ordinary"] * 4, where)
-        self.error = Plain("kept")
-
-    def raise_at(self, index, where):
-        if where == self.where and self.kind_at(index) is not None:
-            raise self.error
-
-
-class KeptStream(Kept, FailingStream):
-    """The same of an iterable."""
-
-
 @near
 @pytest.mark.parametrize("hook", ["__getitem__", "__next__", "collate_fn"])
-def test_exception_that_is_raised_again_and_again_keeps_one_note_of_where(seat, hook):
+def test_exception_that_is_raised_again_and_again_keeps_one_note_of_where(seat, hook, monkeypatch):
     """Where it was raised last; it grows neither by notes nor, in a process, by frames."""
-    dataset = (KeptStream if hook == "__next__" else Kept)(hook)
+    kept = Plain("kept")
+    monkeypatch.setattr(hooks, "error_of", lambda *_: kept)
+    dataset = (FailingStream if hook == "__next__" else Failing)(["ordinary"] * 4, hook)
     notes, batches = [], iter(seat.loader(dataset, collate_fn=dataset.collate))
     for _ in range(len(dataset)):
         try:
@@ -410,41 +387,27 @@ def test_exception_that_is_raised_again_and_again_keeps_one_note_of_where(seat, 
             error.with_traceback(None)  # whose frames the dataset would keep, and the loader
     assert [len(each) for each in notes] == [len(notes[0])] * 4
     assert all(sum(note.startswith("in the ") for note in each) <= 1 for each in notes)
-    frames = {"\n".join(each).count("raise self.error") for each in notes}
+    frames = {"\n".join(each).count("raise error_of(kind, where)") for each in notes}
     assert frames == ({1} if seat.are_processes else {0})
 
 
-class Mute(Exception):
-    """Cannot say its text."""
-
-    def __str__(self):
-        raise TypeError("no text")
+def no_text(self):
+    raise RuntimeError("no text")
 
 
-class Key:
-    """An index that does not like to be looked at."""
-
-    @property
-    def shape(self):
-        raise RuntimeError("no shape")
-
-    def __repr__(self):
-        raise RuntimeError("no text")
-
-
-# Made anew by each test: an error that was raised keeps the frames of the loop that it met.
-ERRORS = {
-    "whose text raises": (Mute, {"batch_size": 3}),
-    "of an index that cannot be shown": (KeyError, {"batch_size": None, "sampler": [Key()]}),
-}
+Mute = type("Mute", (Exception,), {"__str__": no_text})
+Key = type("Key", (), {"__repr__": no_text, "shape": property(no_text)})
 
 
 @in_seats(NONE, THREADS)
-@pytest.mark.parametrize("kind", ERRORS)
-def test_note_never_replaces_the_error(seat, kind):
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [(Mute, {"batch_size": 3}), (KeyError, {"batch_size": None, "sampler": [Key()]})],
+    ids=["error without a text", "index without a text"],
+)
+def test_note_never_replaces_the_error(seat, kind, options):
     """The user's own object arrives, as torch's loader without workers raises it."""
-    error, options = ERRORS[kind]
-    error = error()
+    error = kind()
 
     def fail(_):
         raise error

@@ -15,6 +15,7 @@ from support.datasets import (
     Asked,
     Divided,
     Drawn,
+    Endless,
     Indices,
     Live,
     LiveIterators,
@@ -205,6 +206,22 @@ def test_a_sampler_that_goes_on_resumes_in_its_second_epoch(num_batches):
     batches_of(islice(batches, num_batches))
     resumed(again, stored(loader))
     assert batches_of(islice(again, 4)) == batches_of(islice(batches, 4))
+
+
+@none_or_threads
+def test_state_between_two_epochs_has_the_datasets_own(seat):
+    """The second epoch goes on where the first has left the dataset, though nobody had asked, also
+    by a state from after it has begun."""
+
+    def make():
+        return seat.loader(Endless(), 2, persistent_workers=True)
+
+    loader = make()
+    first = batches_of(loader)
+    after, batches = stored(loader), iter(loader)
+    begun, second = stored(loader), batches_of(batches)
+    assert not {*itertools.chain(*first)} & {*itertools.chain(*second)}
+    assert batches_of(resumed(make(), after)) == batches_of(resumed(make(), begun)) == second
 
 
 SEATS = (NONE, THREADS, FORKED)

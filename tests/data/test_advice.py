@@ -67,6 +67,19 @@ def test_no_cache_is_advised_where_cached_refuses_the_dataset():
             cached(dataset)
 
 
+@pytest.mark.parametrize("persistent", [False, True])
+def test_persistent_workers_are_not_advised_where_they_are_on(persistent):
+    """Longer epochs are."""
+    loader = DataLoader(range(8), num_workers=1, persistent_workers=persistent)
+    list(loader)
+    slow = reading(0.5, stage("fetch", busy=0.1))
+    report = make_report(slow, Probes(), pooled=("fetch", "collate"))
+    action = with_remarks_of(range(8), report, loader.report().traits).verdict.action
+    assert action.startswith("Use longer epochs")
+    assert ("persistent_workers" in action) is not persistent
+    loader.close()
+
+
 def test_torchvisions_image_folder_is_told_of_ours(tmp_path):
     """Whatever else is advised; with a loader of the user's own, ours would be no faster."""
     (tmp_path / "class").mkdir()

@@ -198,6 +198,24 @@ def test_state_of_another_mixture_is_refused():
         source.load_state_dict({**state, "more": 1})
 
 
+def test_state_after_resuming_knows_streams_that_were_not_drawn_from_again():
+    """Each item's state of a resumed pass resumes the rest of it."""
+
+    def make(state=None):
+        sources = {"often": Resuming("often", 30), "seldom": Resuming("seldom", 30)}
+        source = mix(sources, {"often": 6, "seldom": 1}, shuffle=False)
+        made = spdl_torch.PipelineDataset(PipelineBuilder().add_source(source).add_sink())
+        if state is not None:
+            made.load_state_dict(state)
+        return made
+
+    run = make()
+    run.state_dict()
+    next(None for name, _ in run if name == "seldom")
+    state = run.state_dict()
+    assert_resume_exact(lambda: make(state), make_resumed=make, num_epochs=1)
+
+
 def test_streams_with_a_state_are_not_read_again():
     """Resuming takes their states, and begins there."""
 

@@ -245,6 +245,25 @@ def stream_loader(world, rank, workers=0):
     return spdl_torch.DataLoader(rows, batch_size=None, num_workers=workers, isolation="thread")
 
 
+def test_mixture_of_streams_can_be_packed():
+    """Every rank mixes alike, and packs what it mixed."""
+    streams = {
+        name: as_source(lambda n=n: (torch.full((3,), n) for _ in range(40)))
+        for n, name in enumerate("ab")
+    }
+    rows = pack(mix(streams, {"a": 3, "b": 1}), 12, size_of=len, look_ahead=40)
+    tokens = torch.cat([row["input_ids"] for row in rows])
+    assert 0.7 < tokens.eq(0).float().mean() < 0.8
+
+
+@pytest.mark.parametrize("group", [pack, bucket])
+def test_only_the_last_group_of_all_has_room_where_sizes_leave_none(group):
+    """That of a window is filled by the next one."""
+    texts = group(range(1000), 7, size_of=[1] * 1000)
+    texts.plan().window = 16
+    assert len(texts.sampler(tail="uneven")) == 143
+
+
 def test_stream_has_the_same_packs_for_any_ranks_and_workers():
     """All ranks have as many; in turn they are those of one rank, up to the last whole round."""
     loader = stream_loader(1, 0)
