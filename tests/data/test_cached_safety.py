@@ -147,6 +147,9 @@ def test_folder_that_others_can_write_is_not_used(make, why, tmp_path, monkeypat
     assert Path(memory.memory_folder("another")).parent == own.parent
     if root.is_dir():
         assert not any(root.iterdir())
+    monkeypatch.setattr(memory, "_NUM_ROOTS", 1)
+    with pytest.raises(ValueError, match=f"cache: {root} is refused: .*{why}"):
+        cached(rows())
 
 
 def mode_of(path):

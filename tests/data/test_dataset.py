@@ -90,17 +90,50 @@ def test_items_come_again_when_it_is_iterated_again(make_source):
         list(once)
 
 
-@pytest.mark.parametrize("end", ["drop", "close"])
+@pytest.mark.parametrize("end", ["drop", "close", "close of a loader"])
 def test_threads_end_when_the_loop_ends_early(end):
-    """Whatever ends the loop ends the pipeline."""
-    iterator = iter(dataset_of(itertools.count(), double))
+    """Whatever ends the loop ends the pipeline; of a loader that is closed, though somebody keeps
+    the iterator."""
+    dataset = dataset_of(itertools.count(), double)
+    loader = spdl_torch.DataLoader(dataset, None)
+    iterator = iter(loader if end == "close of a loader" else dataset)
     next(iterator)
     assert spdl_threads()
     if end == "close":
         iterator.close()
-    del iterator
+    if end == "close of a loader":
+        loader.close()
+    else:
+        del iterator
     gc.collect()
     assert not spdl_threads()
+
+
+def test_repr_shows_every_stage():
+    """And no items."""
+    shown = repr(dataset_of([*range(100_000)], double)).splitlines()
+    assert [line.split("(")[0].strip() for line in shown] == [
+        "PipelineDataset",
+        "src",
+        "double",
+        "sink",
+    ]
+    assert len("".join(shown)) < 1000
+
+
+def test_first_pass_has_figures_while_it_ends():
+    """Whatever has been noted of its end."""
+
+    class Read(PipelineDataset):
+        def __setattr__(self, name, value):
+            super().__setattr__(name, value)
+            if has_begun:
+                assert self.snapshot().stages == ()
+
+    has_begun = []
+    dataset = Read(PipelineBuilder().add_source(range(3)).add_sink())
+    has_begun.extend(dataset)
+    assert has_begun == [0, 1, 2]
 
 
 def test_failure_is_logged_when_the_loop_does_not_ask_for_more(caplog):

@@ -79,20 +79,24 @@ def test_tail_is_exact_from_every_item(source, ops, group):
     assert_resume_exact(lambda: dataset_of(SOURCES[source](), *OPS[ops], group=group))
 
 
-@pytest.mark.parametrize(("ops", "first"), [((), 20), ((drops_some,), 0)])
-def test_items_are_not_made_again_where_nothing_was_lost(ops, first):
-    """The source begins after what was handed out; with a loss the pass begins anew."""
+@pytest.mark.parametrize(
+    ("source", "ops", "num_made"),
+    [(range, (), 20), (range, (drops_some,), 40), (Position, (), 20)],
+)
+def test_items_are_not_made_again_where_nothing_was_lost(source, ops, num_made):
+    """The source begins after what was handed out, by its own state if it keeps one; with a loss
+    the pass begins anew."""
     made = []
 
     def op(item):
         made.append(item)
         return item
 
-    dataset, again = (dataset_of(range(40), op, *ops) for _ in range(2))
+    dataset, again = (dataset_of(source(40), op, *ops) for _ in range(2))
     again.load_state_dict(state_after(20, dataset))
     made.clear()
     list(again)
-    assert min(made) == first
+    assert len(made) == num_made
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -135,6 +139,20 @@ def test_a_loaders_state_that_counts_another_ranks_items_is_doubted():
     again.load_state_dict(loader.state_dict())
     with pytest.warns(UserWarning, match="3 rank.s. load here, 2 when"):
         list(again)
+
+
+def test_error_of_a_source_that_begins_is_its_own_on_a_resume_too():
+    """It does not say that the state does not fit."""
+
+    class Refusing:
+        def __iter__(self):
+            raise UnicodeError("no such file")
+
+    again = dataset_of(Refusing())
+    again.load_state_dict(state_after(1, dataset_of(range(9))))
+    with pytest.raises(spdl_torch.PipelineFailure, match="the source raised") as raised:
+        next(iter(again))
+    assert raised.group_contains(UnicodeError, match="no such file")
 
 
 def part_of(num_replicas, source=range(12)):
