@@ -79,14 +79,6 @@ def shape_of(line):
     return re.sub(r"\d[\d.]*", "#", line.rstrip())
 
 
-def summary_in_seed():
-    """The lines that the page shows of the program's end."""
-    (page,) = SEEDS.glob("000_*.txt")
-    lines = page.read_text(encoding="utf-8").splitlines()
-    start = lines.index("=" * 80)
-    return lines[start : lines.index("Visualization¶")]
-
-
 def test_performance_analysis_prints_what_the_page_shows(tmp_path):
     """000: labels, order and rules, line by line; its file can be drawn."""
     path, _ = program("000", tmp_path)
@@ -98,9 +90,11 @@ def test_performance_analysis_prints_what_the_page_shows(tmp_path):
     out, log = run(path, *options, cwd=tmp_path)
     assert "Videos found: 3" in out
     assert "Pipeline completed in" in out
+    (page,) = SEEDS.glob("000_*.txt")
+    shown = page.read_text(encoding="utf-8").splitlines()
+    expected = shown[shown.index("=" * 80) : shown.index("Visualization¶")]
     lines = log.splitlines()
     start = lines.index("=" * 80)
-    expected = summary_in_seed()
     printed = lines[start : start + len(expected)]
     assert list(map(shape_of, printed)) == list(map(shape_of, expected))
     assert "    Total tasks processed: 3" in printed
@@ -136,38 +130,24 @@ def test_image_dataloading_loads_every_image(tmp_path):
         assert text.count('"name":"Training Step"') == 5
 
 
-@pytest.fixture
-def formats(tmp_path, monkeypatch):
-    """004 as a module."""
+def test_data_formats_loads_what_was_saved(tmp_path, monkeypatch):
+    """004: every format and way to load it, on threads and in a process pool; the arrays are
+    numpy's."""
     path, _ = program("004", tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    return __import__(path.stem)
-
-
-CONFIGS = [
-    *(("torch", False, "torch"), ("npy", False, "np"), ("npy", False, "spdl")),
-    *(("npz", False, "np"), ("npz", True, "np"), ("npz", False, "spdl"), ("npz", True, "spdl")),
-]
-
-
-def test_data_formats_loads_what_was_saved(formats):
-    """004: every format and way to load it, on threads; the arrays are numpy's."""
+    formats = __import__(path.stem)
     loader_of = formats._get_load_fn
-    for data_format, compressed, impl in CONFIGS:
+    for data_format, compressed, impl, pool in (
+        *((kind, False, impl, "mt") for kind in ("npy", "npz") for impl in ("np", "spdl")),
+        *(("npz", True, "np", "mt"), ("npz", True, "spdl", "mt")),
+        *(("torch", False, "torch", "mt"), ("npz", False, "spdl", "mp")),
+    ):
         data = formats.get_mock_data(data_format, compressed)
         load = loader_of(data_format, impl)
-        pipeline = formats.get_pipeline(formats.DataSource(data, repeat=3), load, 2, "mt")
+        pipeline = formats.get_pipeline(formats.DataSource(data, repeat=3), load, 2, pool)
         num_items, elapsed = formats.run_pipeline(pipeline)
         assert num_items == 3
         assert elapsed > 0
         peer = loader_of(data_format, "torch" if impl == "torch" else "np")
         for ours, theirs in itertools.zip_longest(load(data), peer(data)):
             assert np.array_equal(ours, theirs)
-
-
-def test_data_formats_loads_in_processes(formats):
-    """004: the same in a process pool."""
-    data = formats.get_mock_data("npz")
-    source = formats.DataSource(data, repeat=3)
-    pipeline = formats.get_pipeline(source, formats.load_npz_spdl, 2, "mp")
-    assert formats.run_pipeline(pipeline)[0] == 3

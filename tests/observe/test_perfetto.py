@@ -83,19 +83,6 @@ def found_chromium():
     return path
 
 
-@pytest.fixture
-def trace(tmp_path):
-    """The trace of an epoch, with a name that is not ASCII. Samples take a while without the GIL:
-    waits are long enough to be in it."""
-    path = tmp_path / "trace.json.gz"
-    samples = Made(lambda index: float(sha256(bytes(10**6)).digest()[0]), 64)
-    with tracing(path):
-        for _ in DataLoader(samples, 4, num_workers=2):
-            with trace_event("Schritt für Schritt"):
-                pass
-    return path
-
-
 def told_by_perfetto(trace, folder):
     """What the page's trace processor answers."""
     told = queue.SimpleQueue()
@@ -132,8 +119,15 @@ def told_by_perfetto(trace, folder):
             server.shutdown()
 
 
-def test_perfetto_finds_what_the_trace_says(trace, tmp_path):
+def test_perfetto_finds_what_the_trace_says(tmp_path):
     """Slices, rows, flows and queues by name and number; and it left nothing out."""
+    trace = tmp_path / "trace.json.gz"
+    # Samples take a while without the GIL: waits are long enough to be in it.
+    samples = Made(lambda index: float(sha256(bytes(10**6)).digest()[0]), 64)
+    with tracing(trace):
+        for _ in DataLoader(samples, 4, num_workers=2):
+            with trace_event("Schritt für Schritt"):
+                pass
     told = told_by_perfetto(trace, tmp_path / "browser")
     assert told.keys() == QUERIES.keys(), told
     events, summary = read(trace)["traceEvents"], check_trace(trace)

@@ -204,20 +204,29 @@ def test_asynchronous_source_keeps_its_loop_over_epochs():
 
 
 @pytest.mark.parametrize("is_dropped", [False, True])
-def test_stop_ends_an_asynchronous_source_that_waits(is_dropped):
-    """It is cancelled at its ``await``; nobody takes from it any more, nor holds the pipeline."""
+@pytest.mark.parametrize("is_async", [False, True])
+def test_source_ends_with_its_pipeline(is_async, is_dropped):
+    """Nobody takes from it any more, nor holds the pipeline: its ``finally`` runs. An asynchronous
+    one that waits is cancelled at its ``await``."""
     ended = threading.Event()
+
+    class Source:
+        def __iter__(self):
+            try:
+                yield from itertools.count()
+            finally:
+                ended.set()
 
     async def source():
         try:
-            yield 1
+            yield 0
             await asyncio.Event().wait()
         finally:
             ended.set()
 
     with no_leak():
-        p = pipeline_of(source(), same)
-        assert p.get_item() == 1
+        p = pipeline_of(source() if is_async else Source(), same)
+        assert p.get_item() == 0
         if not is_dropped:
             p.stop()
         del p

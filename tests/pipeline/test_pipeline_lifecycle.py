@@ -173,22 +173,6 @@ def test_stop_by_an_op_does_not_wait_for_itself():
     assert spdl_threads() == []
 
 
-def test_source_generator_is_closed_by_stop():
-    """The iterator is dropped when the run stops: its `finally` runs."""
-    closed = threading.Event()
-
-    class Source:
-        def __iter__(self):
-            try:
-                yield from itertools.count()
-            finally:
-                closed.set()
-
-    with pipeline_of(Source(), same).auto_stop() as p:
-        p.get_item()
-    assert closed.wait(PATIENCE_SECONDS)
-
-
 def test_dropped_iterator_ends_the_run():
     """The iterator alone keeps the pipeline running, and no longer than it lives."""
     with no_leak():

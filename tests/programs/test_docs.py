@@ -153,16 +153,12 @@ def prose_of(page):
 
 
 @pages
-def test_cell_is_short_when_a_table_is_looked_up(page):
-    """At most 25 words."""
+def test_tables_and_links_of_a_page_are_in_order(page):
+    """A cell has at most 25 words. Files and headings that the page links to exist, inside the
+    repository."""
     rows = re.findall(r"^\|(.+)\|$", prose_of(page), flags=re.M)
     cells = [cell for row in rows for cell in re.split(r"(?<!\\)\|", row)]
     assert [cell for cell in cells if len(cell.split()) > 25] == []
-
-
-@pages
-def test_link_resolves_when_it_is_relative(page):
-    """Files and headings that a page links to exist, inside the repository."""
     for target in re.findall(r"\]\(([^)\s]+)\)", prose_of(page)):
         if re.match(r"[a-z]+:", target):
             continue
@@ -196,16 +192,12 @@ def test_figures_of_a_stage_are_those_of_the_code():
     assert runpy.run_path(str(ROOT / "docs/figures.py"))["with_table"](page) == page
 
 
-def test_page_is_listed_when_it_is_under_docs():
-    """docs/index.md leads to every page."""
+def test_every_page_is_listed_and_every_public_module_has_one():
+    """docs/index.md leads to all; the site shows the docstrings of a module's names on its page."""
     index = ROOT / "docs" / "index.md"
     linked = set(re.findall(r"\]\(([^)#\s]+\.md)", index.read_text(encoding="utf-8")))
     there = {os.path.relpath(p, index.parent) for p in PAGES if (ROOT / "docs") in p.parents}
     assert there - {"index.md"} == linked
-
-
-def test_every_public_module_has_a_page_that_exists():
-    """Where the site shows the docstrings of its names."""
     pages = pages_of_site()
     assert {*pages.values()} <= {page.stem for page in REFERENCE}
     assert {each for each in MODULES if not each.startswith("spdl_torch.spdl")} <= pages.keys()

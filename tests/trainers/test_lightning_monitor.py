@@ -193,7 +193,7 @@ def test_finding_is_logged_every_epoch_and_the_action_when_it_changes(tmp_path, 
 
 
 def test_monitor_warns_when_there_is_nothing_to_log(tmp_path):
-    """Once, and it says why."""
+    """Once, and it says why. Where there is nobody to log to, and no file, it refuses."""
     for loader, message in (
         (TorchDataLoader(Points(), batch_size=3), "found no loader of spdl_torch in training"),
         (DataLoader(Points(), stats=False), "the loaders of training have stats=False"),
@@ -201,10 +201,6 @@ def test_monitor_warns_when_there_is_nothing_to_log(tmp_path):
         runs = trainer(tmp_path, monitors.PipelineStatsMonitor(), max_epochs=1)
         with pytest.warns(UserWarning, match=message):
             runs.fit(modules.Diary(), loader)
-
-
-def test_trainer_without_a_logger_is_refused_unless_there_is_a_file(tmp_path):
-    """In Lightning's words."""
     message = re.escape("`PipelineStatsMonitor` callback with `Trainer(logger=False)`")
     runs = trainer(tmp_path, monitors.PipelineStatsMonitor(), logger=False)
     with pytest.raises(utilities.exceptions.MisconfigurationException, match=message):
