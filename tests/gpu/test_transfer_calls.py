@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
+from support.datasets import Images
 from support.gates import in_thread, result_of
 from support.gpus import pinned
 from support.isolated import isolated, nothing_left
-from support.isolation_data import Images
 from support.lazy_device import LazyDevice, install, machine
 from support.loaders import ThreadLoader as DataLoader
 

@@ -2,31 +2,23 @@
 and in messages of any size."""
 
 import io
+import itertools
 import logging
 import multiprocessing
 import os
 import pickle
 import random
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 import torch.utils.data
-from support.datasets import Made
+from support.datasets import Coded, Crashing, Images, Made
 from support.gates import PATIENCE_SECONDS, num_fds, until
 from support.inside import num_ready
 from support.isolated import bits, isolated, mapped_slabs, nothing_left, num_mapped_slabs, served
-from support.isolation_data import (
-    Coded,
-    Contents,
-    Counting,
-    Crashing,
-    Holder,
-    Images,
-    Unreadable,
-    settings,
-)
 from support.loaders import torch_loader
 from support.readings import shown
 from torch.utils.data import Dataset, Subset
@@ -180,11 +172,15 @@ def test_batch_of_very_many_numbers_comes_beside_tensors():
     assert batches == list(map(bits, DataLoader(numbered, batch)))
 
 
+def beside(held, index):
+    return index
+
+
 @pytest.mark.parametrize(
     "options",
     [
-        {"dataset": Holder(transform=[int, Holder(fn=lambda x: x)])},
-        {"dataset": Subset(Holder(file=io.FileIO(os.devnull)), [0])},
+        {"dataset": Made(partial(beside, [int, lambda x: x]), 4)},
+        {"dataset": Subset(Made(partial(beside, io.FileIO(os.devnull)), 4), [0])},
         {"dataset": Images(), "worker_init_fn": lambda _: None},
     ],
 )
@@ -217,12 +213,33 @@ def test_unpicklable_index_is_an_error_where_another_thread_receives(monkeypatch
     assert list(batches) == [0]
 
 
+class Unreadable:
+    """Is pickled, and cannot be unpickled."""
+
+    def __len__(self):
+        return 4
+
+    def __reduce__(self):
+        return refuse, ()
+
+
+def refuse():
+    raise ValueError("this file is not mounted here")
+
+
 def test_dataset_that_the_child_cannot_open_is_an_error():
     """With the reason; after it the epoch is over."""
     batches = iter(served(Unreadable()))
     with pytest.raises(RuntimeError, match="could not be set up: ValueError: this file is not"):
         next(batches)
     assert next(batches, None) is None
+
+
+def settings(_index):
+    """The environment, the rank and the default dtype of the process."""
+    distributed = torch.distributed.is_initialized()
+    rank = torch.distributed.get_rank() if distributed else os.environ.get("RANK")
+    return os.environ.get("SPDL_TORCH_TEST"), rank and int(rank), torch.get_default_dtype()
 
 
 @pytest.mark.parametrize("make", [isolated, served])
@@ -247,12 +264,21 @@ def test_settings_are_the_trainers(monkeypatch, tmp_path, make):
         torch.distributed.destroy_process_group()
 
 
+def counted(counter, shared, index):
+    """Counts the samples in a value, and writes into a tensor."""
+    with counter.get_lock():
+        counter.value += 1
+    shared.fill_(1)
+    return index
+
+
 def test_shared_values_of_multiprocessing_pass():
     """As they do to torch's workers: they are pickled while the process is started, and stay
     shared."""
     context = multiprocessing.get_context("forkserver")
     counter, shared = context.Value("i", 7), torch.zeros(3).share_memory_()
-    loader = isolated(Counting(counter, shared), 2, multiprocessing_context=context)
+    data = Made(partial(counted, counter, shared), 4)
+    loader = isolated(data, 2, multiprocessing_context=context)
     assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
     assert (counter.value, shared.tolist()) == (11, [1.0] * 3)
 
@@ -357,10 +383,21 @@ def test_values_come_as_from_torchs_workers(tmp_path):
     assert not getattr(torch._utils, "_sparse_tensors_to_validate", [])
 
 
+def same_ones(parts, _):
+    """Which of these arrays and tensors are one object or have one memory."""
+    memories = [
+        part.untyped_storage().data_ptr() if isinstance(part, torch.Tensor) else id(part)
+        for part in parts
+    ]
+    pairs = itertools.combinations(enumerate(memories), 2)
+    return [[n, m] for (n, a), (m, b) in pairs if a == b]
+
+
 def test_what_is_one_in_the_trainers_dataset_is_one_in_the_workers():
     """As with torch."""
     array, tensor = np.zeros(MIB), torch.zeros(MIB // 2)
-    dataset = Contents(array, array, tensor, tensor, torch.ones(3))
+    parts = array, array, tensor, tensor, torch.ones(3)
+    dataset = Made(partial(same_ones, parts), 1)
     (ours,), (theirs,) = (
         list(make(dataset, None, num_workers=1, multiprocessing_context="forkserver"))
         for make in (isolated, torch_loader)

@@ -8,6 +8,8 @@ import itertools
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import textwrap
 import threading
 from contextlib import suppress
@@ -17,19 +19,39 @@ import psutil
 import pytest
 from support import warm
 from support.at_call import AtCall
+from support.datasets import Images, Made
 from support.folders import TESTS
 from support.forks import fork_server
 from support.gates import is_running, until
 from support.inside import children_of, doing_in, pids_of
 from support.isolated import isolated, nothing_left
-from support.isolation_data import Images, Noting, Spawning
 from support.loaders import PATIENCE_SECONDS
 from support.seats import SPAWN
-from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import DataLoader as TorchLoader, Dataset
 
 __all__ = ["nothing_left"]
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="sends signals")
+
+
+class Noting(Dataset):
+    """Notes in an open file of its worker's which samples it made, and its own end."""
+
+    def __init__(self, folder):
+        self.folder, self.file = folder, None
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        if self.file is None:
+            self.file = open(self.folder / str(os.getpid()), "a", encoding="utf-8")  # noqa: SIM115
+        self.file.write(f"{index}\n")
+        return index
+
+    def __del__(self):
+        if self.file is not None:
+            self.file.write("end\n")
 
 
 METHODS_AND_ENDS = [
@@ -102,7 +124,7 @@ GOES_ON = """
     import multiprocessing, os, signal, sys
     sys.path.insert(0, {tests!r})
     from support.inside import pids_of
-    from support.isolation_data import Images
+    from support.datasets import Images
     from spdl_torch import DataLoader
     from spdl_torch.loader.backends.processes import worker_process as line
 
@@ -191,11 +213,23 @@ def test_loading_goes_on_when_the_group_gets_a_signal(tmp_path):
     assert (program.returncode, stderr) == (0, "")
 
 
+def processes_of(index):
+    """Sample 0 is the pid of a program that was started and that of a process that was forked."""
+    if index:
+        return index
+    code = "import threading; print(flush=True); threading.Event().wait()"
+    program = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    program.stdout.readline()
+    if not (pid := os.fork()):
+        threading.Event().wait()
+    return program.pid, pid
+
+
 def test_process_that_is_terminated_says_so(monkeypatch):
     """By ``Process.terminate()``, which multiprocessing offers for all its children. Programs that
     the child has started obey the signals that it leaves to the trainer."""
     monkeypatch.delattr(os, "pidfd_open", raising=False)  # as where there is none
-    batches = iter(isolated(Spawning(), None, num_workers=1))
+    batches = iter(isolated(Made(processes_of, 1000), None, num_workers=1))
     pids = next(batches)
     for process in multiprocessing.active_children():
         process.terminate()

@@ -12,11 +12,10 @@ from multiprocessing import util
 
 import pytest
 import torch
-from support.datasets import GatedData, Indices, Made
+from support.datasets import GatedData, Images, Indices, Made
 from support.forks import fork, found_in_fork, outcome
 from support.gates import in_thread, result_of
 from support.isolated import bits, isolated, nothing_left, num_mapped_slabs, served
-from support.isolation_data import Images
 from support.loaders import PATIENCE_SECONDS, ThreadLoader as DataLoader, torch_loader
 from torch.utils.data import RandomSampler
 

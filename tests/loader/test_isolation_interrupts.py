@@ -16,9 +16,9 @@ import psutil
 import pytest
 import torch
 from support.at_call import AtCall
+from support.datasets import Images
 from support.gates import in_thread, result_of, shared_memory_of, until
 from support.isolated import num_mapped_slabs, release_what_has_ended
-from support.isolation_data import Images
 from support.loaders import PATIENCE_SECONDS, assert_threads_end
 
 from spdl_torch import DataLoader

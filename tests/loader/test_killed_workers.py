@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from support.datasets import Made
+from support.datasets import Crashing, Images, Made
 from support.gates import is_running, num_fds, until
 from support.inside import are_up, backend_of, children_of
 from support.isolated import (
@@ -24,7 +24,6 @@ from support.isolated import (
     nothing_left,
     release_what_has_ended,
 )
-from support.isolation_data import Crashing, Images
 from support.loaders import PATIENCE_SECONDS, DataLoader, assert_threads_end
 from torch.utils.data import IterableDataset
 

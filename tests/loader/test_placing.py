@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.datasets import SafeIndices
+from support.datasets import Images, SafeIndices
 from support.inside import placement_of
-from support.isolation_data import Images
 from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 from torchvision import transforms as T
 from torchvision.datasets.folder import pil_loader

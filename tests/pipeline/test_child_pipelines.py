@@ -17,9 +17,9 @@ import pytest
 import torch
 from support import warm
 from support.at_call import AtCall, TooLate
+from support.datasets import Coded
 from support.gates import PATIENCE_SECONDS, same, until
 from support.isolated import nothing_left, num_mapped_slabs
-from support.isolation_data import Coded
 
 from spdl_torch.data import iterate_in_subprocess, run_pipeline_in_subprocess
 from spdl_torch.errors import PipelineFailure, PipelineStopped, UnsupportedOptionError

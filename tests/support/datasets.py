@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import faulthandler
+import os
+import random
 import threading
 
+import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
+from support.forks import end_at_once
 from support.gates import PATIENCE_SECONDS
 
 
@@ -206,6 +211,43 @@ class StreamData(MapData, IterableDataset):
     def __iter__(self):
         share = share_of_worker(self.length) if self.split else range(self.length)
         return map(self.__getitem__, share)
+
+
+class Images(Sized):
+    """Of tensors that are large enough for shared memory; draws from all three generators."""
+
+    def __init__(self, length=24):
+        super().__init__(length)
+
+    def __getitem__(self, index):
+        draws = torch.tensor([random.random(), np.random.rand()], dtype=torch.float64)
+        image = index + torch.rand(3, 80, 80)
+        return {"image": image, "index": index, "name": f"#{index}", "draws": draws}
+
+
+class Coded(Exception):
+    """Has arguments that are not text, and survives pickling."""
+
+    def __init__(self, code, where):
+        super().__init__(code, where)
+        self.code = code
+
+
+class Crashing(Sized):
+    """Ends its process at sample 5, by a signal or by itself."""
+
+    def __init__(self, how):
+        super().__init__(100)
+        self.how = how
+
+    def __getitem__(self, index):
+        if index == 5:
+            if isinstance(self.how, int):
+                faulthandler.disable()  # pytest's would print all threads amid the tests' dots
+                os.kill(os.getpid(), self.how)
+                threading.Event().wait()  # the signal may be another thread's
+            end_at_once(3)
+        return index
 
 
 class GatedData(Sized):

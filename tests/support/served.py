@@ -19,7 +19,7 @@ sys.modules["triton"] = None
 gc.disable()  # what is imported is no garbage
 for name in (
     *("torchvision", "pytest", "hypothesis", "spdl_torch.loader.backends.processes.child"),
-    *("support.datasets", "support.hooks", "support.isolation_data", "support.warm"),
+    *("support.datasets", "support.hooks", "support.warm"),
 ):
     with contextlib.suppress(ImportError):  # torchvision is not everywhere
         importlib.import_module(name)
