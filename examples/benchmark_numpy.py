@@ -234,7 +234,8 @@ def torch_load(content: bytes) -> Any:
 def loader(files: list[bytes], load_npy: Load, load_npz: Load) -> Callable[[], Any]:
     """Return a function that loads a picture and its labels, from a file each or one of both."""
     if len(files) == 2:
-        return lambda: [load_npy(content) for content in files]
+        first, second = files  # no loop, which would be a part of what the fastest ones take
+        return lambda: (load_npy(first), load_npy(second))
 
     def load() -> tuple[Any, Any]:
         archive = load_npz(files[0])

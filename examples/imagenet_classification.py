@@ -150,17 +150,8 @@ class Pixels(NamedTuple):
     std: Sequence[float] = (0.229, 0.224, 0.225)
 
 
-class Parts(NamedTuple):
-    """The images to train with and to validate with: a folder, and the indices of its samples."""
-
-    train: Any
-    train_indices: Sequence[int]
-    validation: Any
-    validation_indices: Sequence[int]
-
-
-def open_folders(options: argparse.Namespace) -> Parts:
-    """Find the images, before any transform."""
+def open_folders(options: argparse.Namespace) -> tuple[Subset[Any], Subset[Any]]:
+    """Return the images to train with and to validate with, before any transform."""
     folder_class = LOADERS[options.loader][1]
     if (options.data / "train").is_dir():
         train = folder_class(options.data / "train")
@@ -175,7 +166,8 @@ def open_folders(options: argparse.Namespace) -> Parts:
         order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0)).tolist()
         count = max(1, round(len(train) * options.val_fraction))
         indices, held_out = sorted(order[count:]), sorted(order[:count])
-    return Parts(train, spread(indices, options.limit), validation, spread(held_out, options.limit))
+    chosen, kept = spread(indices, options.limit), spread(held_out, options.limit)
+    return Subset(train, chosen), Subset(validation, kept)
 
 
 def spread(indices: list[int], limit: int | None) -> list[int]:
@@ -184,7 +176,7 @@ def spread(indices: list[int], limit: int | None) -> list[int]:
     return [indices[k * len(indices) // count] for k in range(count)]
 
 
-def train_dataset(options: argparse.Namespace, parts: Parts, pixels: Pixels) -> Dataset[Any]:
+def train_transform(options: argparse.Namespace, pixels: Pixels) -> v2.Compose:
     """Return random crops, flips and whatever else was asked for: uint8 (3, size, size)."""
     steps = [
         v2.RandomResizedCrop(pixels.size, interpolation=pixels.interpolation, antialias=True),
@@ -196,21 +188,16 @@ def train_dataset(options: argparse.Namespace, parts: Parts, pixels: Pixels) -> 
     if options.random_erase:
         grey = tuple(round(255 * value) for value in pixels.mean)  # 0, once it is normalised
         steps.append(v2.RandomErasing(options.random_erase, value=grey))
-    parts.train.transform = v2.Compose(steps)
-    return Subset(parts.train, parts.train_indices)
+    return v2.Compose(steps)
 
 
-def validation_dataset(parts: Parts, pixels: Pixels, rank: int, num_ranks: int) -> Dataset[Any]:
+def validation_share(images: Subset[Any], pixels: Pixels, rank: int, num_ranks: int) -> Subset[Any]:
     """Return the central crops: uint8 (3, size, size); each image belongs to exactly one rank,
     where torch's DistributedSampler would repeat some to give every rank equally many.
     """
-    steps = [
-        v2.Resize(pixels.resize, interpolation=pixels.interpolation, antialias=True),
-        v2.CenterCrop(pixels.size),
-        v2.PILToTensor(),
-    ]
-    parts.validation.transform = v2.Compose(steps)
-    return Subset(parts.validation, parts.validation_indices[rank::num_ranks])
+    resize = v2.Resize(pixels.resize, interpolation=pixels.interpolation, antialias=True)
+    images.dataset.transform = v2.Compose([resize, v2.CenterCrop(pixels.size), v2.PILToTensor()])
+    return Subset(images.dataset, images.indices[rank::num_ranks])
 
 
 def make_loader(
@@ -243,11 +230,8 @@ def build_model(options: argparse.Namespace, num_classes: int) -> tuple[nn.Modul
     if options.model.startswith("timm:"):
         import timm
 
-        model = timm.create_model(
-            options.model.removeprefix("timm:"),
-            pretrained=options.pretrained,
-            num_classes=num_classes,
-        )
+        name = options.model.removeprefix("timm:")
+        model = timm.create_model(name, options.pretrained, num_classes=num_classes)
         config = timm.data.resolve_data_config({}, model=model)
         size = config["input_size"][-1]
         interpolation = v2.InterpolationMode(config["interpolation"])
@@ -260,14 +244,9 @@ def build_model(options: argparse.Namespace, num_classes: int) -> tuple[nn.Modul
         if name is not None and not is_file:
             weights = torchvision.models.get_model_weights(options.model)[name]
             load_weights(model, weights.get_state_dict(check_hash=True))
-            recipe = weights.transforms()
-            pixels = Pixels(
-                recipe.crop_size[0],
-                recipe.resize_size[0],
-                recipe.interpolation,
-                recipe.mean,
-                recipe.std,
-            )
+            at = weights.transforms()
+            sizes = at.crop_size[0], at.resize_size[0]
+            pixels = Pixels(*sizes, at.interpolation, at.mean, at.std)
     if is_file:
         saved = torch.load(options.weights, map_location="cpu", weights_only=True)
         state = saved.get("ema") or saved.get("model", saved)
@@ -305,12 +284,10 @@ def make_mixing(options: argparse.Namespace, num_classes: int) -> Callable[..., 
 def make_optimizer(options: argparse.Namespace, model: nn.Module) -> torch.optim.Optimizer:
     """Return SGD with momentum, or AdamW; norms and biases decay as asked for."""
     decay, of_norms = options.weight_decay, options.norm_weight_decay
+    of_norms = decay if of_norms is None else of_norms
     groups = [
         {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": decay},
-        {
-            "params": [p for p in model.parameters() if p.ndim <= 1],
-            "weight_decay": decay if of_norms is None else of_norms,
-        },
+        {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": of_norms},
     ]
     if options.opt == "adamw":
         return torch.optim.AdamW(groups, lr=options.lr)
@@ -476,8 +453,8 @@ def fit(options: argparse.Namespace) -> None:
         rank = dist.get_rank()
     torch.manual_seed(options.seed)
 
-    parts = open_folders(options)
-    num_classes = len(parts.train.classes)
+    train, held_out = open_folders(options)
+    num_classes = len(train.dataset.classes)
     model, pixels = build_model(options, num_classes)
     layout = torch.channels_last if options.channels_last else torch.contiguous_format
     model.to(options.device, memory_format=layout)
@@ -487,20 +464,20 @@ def fit(options: argparse.Namespace) -> None:
         model.compile()  # in place: names in checkpoints stay as they are
     prepare = to_input(pixels, options.channels_last).to(options.device)
     say(
-        f"{options.model} on {options.device}, {num_ranks} rank(s); {len(parts.train_indices)} "
-        f"training and {len(parts.validation_indices)} validation images of {num_classes} classes; "
+        f"{options.model} on {options.device}, {num_ranks} rank(s); {len(train)} "
+        f"training and {len(held_out)} validation images of {num_classes} classes; "
         f"{options.loader} loader, {options.workers} worker(s) a rank"
     )
-    share = validation_dataset(parts, pixels, rank, num_ranks)
+    share = validation_share(held_out, pixels, rank, num_ranks)
     validation = make_loader(options, share, options.device)
     if options.eval_only:
         validate(options, model, prepare, validation, "validation")
         return
 
-    dataset = train_dataset(options, parts, pixels)
+    train.dataset.transform = train_transform(options, pixels)
     # Also for one rank: the order of an epoch follows from seed and epoch alone.
-    sampler = DistributedSampler(dataset, num_ranks, rank, seed=options.seed)
-    loader = make_loader(options, dataset, options.device, sampler)
+    sampler = DistributedSampler(train, num_ranks, rank, seed=options.seed)
+    loader = make_loader(options, train, options.device, sampler)
     ema = None
     if options.ema_decay is not None:
         average = get_ema_multi_avg_fn(options.ema_decay)

@@ -25,7 +25,6 @@ import lightning
 import torch
 from imagenet_classification import (
     Meter,
-    Parts,
     Pixels,
     build_model,
     make_loader,
@@ -37,13 +36,13 @@ from imagenet_classification import (
     parse_args,
     share_buffers,
     to_input,
-    train_dataset,
-    validation_dataset,
+    train_transform,
+    validation_share,
 )
 from lightning.pytorch.callbacks import Callback, EMAWeightAveraging, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 from spdl_torch.lightning import PipelineStatsMonitor
 
@@ -54,27 +53,28 @@ PRECISION = {None: "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 class ImageNet(lightning.LightningDataModule):
     """The two loaders, each with the images of this rank."""
 
-    def __init__(self, options: argparse.Namespace, parts: Parts, pixels: Pixels) -> None:
+    def __init__(
+        self, options: argparse.Namespace, train: Subset[Any], held_out: Subset[Any], pixels: Pixels
+    ) -> None:
         super().__init__()
-        self.options, self.parts, self.pixels = options, parts, pixels
+        train.dataset.transform = train_transform(options, pixels)
+        self.options, self.train, self.held_out, self.pixels = options, train, held_out, pixels
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Return the training loader, shuffled anew every epoch."""
-        trainer, dataset = self.trainer, train_dataset(self.options, self.parts, self.pixels)
-        sampler = DistributedSampler(
-            dataset, trainer.world_size, trainer.global_rank, seed=self.options.seed
-        )
+        trainer = self.trainer
+        ranks = trainer.world_size, trainer.global_rank
+        sampler = DistributedSampler(self.train, *ranks, seed=self.options.seed)
         # Lightning asks for the first batches before it calls set_epoch for the first time.
         sampler.set_epoch(trainer.current_epoch)
-        return make_loader(self.options, dataset, trainer.strategy.root_device, sampler)
+        return make_loader(self.options, self.train, trainer.strategy.root_device, sampler)
 
     def val_dataloader(self) -> DataLoader[Any]:
         """Return the validation loader, with each image on exactly one rank."""
         trainer = self.trainer
-        dataset = validation_dataset(
-            self.parts, self.pixels, trainer.global_rank, trainer.world_size
-        )
-        return make_loader(self.options, dataset, trainer.strategy.root_device)
+        ranks = trainer.global_rank, trainer.world_size
+        share = validation_share(self.held_out, self.pixels, *ranks)
+        return make_loader(self.options, share, trainer.strategy.root_device)
 
 
 class Classifier(lightning.LightningModule):
@@ -187,10 +187,10 @@ def make_trainer(options: argparse.Namespace) -> lightning.Trainer:
 def fit(options: argparse.Namespace) -> None:
     """Train, or validate, as the options say."""
     lightning.seed_everything(options.seed, verbose=False)
-    parts = open_folders(options)
-    num_classes = len(parts.train.classes)
+    train, held_out = open_folders(options)
+    num_classes = len(train.dataset.classes)
     model, pixels = build_model(options, num_classes)
-    data = ImageNet(options, parts, pixels)
+    data = ImageNet(options, train, held_out, pixels)
     module, trainer = Classifier(options, model, pixels, num_classes), make_trainer(options)
     if options.eval_only:
         trainer.validate(module, data, verbose=False)

@@ -4,9 +4,9 @@ Shows: how a pipeline's figures get into SQLite while it runs (``recording``), f
 collections among them, and how to read them. Every ``*.mp4`` below the folder, as in
 Kinetics-400's layout, is decoded whole, scaled to 128 x 128, by 10 threads.
 
-Prints: a line every few seconds (videos done, frames, a second), then for every stage its tasks,
-failures, average time and success rate, and for every queue its items, QPS, how long puts and gets
-waited and how often something was there; and the report, which names the bottleneck.
+Prints: the videos and frames a second, then for every stage its tasks, failures, average time and
+success rate, and for every queue its items, QPS, how long puts and gets waited and how often
+something was there; and the report, which names the bottleneck.
 ``performance_analysis_plot.py`` draws the same file.
 
 Ctrl-C ends the run with the figures so far. Videos that cannot be decoded are counted and logged;
@@ -31,10 +31,9 @@ from torch import Tensor
 import spdl_torch.io
 from spdl_torch import PipelineFailure
 from spdl_torch.observe import log_stats_summary, recording
-from spdl_torch.pipeline import Pipeline, PipelineBuilder
+from spdl_torch.pipeline import PipelineBuilder
 
 SIZE = 128
-PROGRESS_SECONDS = 5.0
 
 
 def decode(path: Path) -> Tensor:
@@ -59,7 +58,10 @@ def run(videos: Sequence[Path], options: argparse.Namespace) -> int:
     )
     try:
         with record, pipeline.auto_stop():
-            show_progress(pipeline, len(videos))
+            begun = time.monotonic()
+            counts = [len(frames) for frames in pipeline]
+            seconds = time.monotonic() - begun
+            print(f"{len(counts) / seconds:.1f} videos/s, {sum(counts) / seconds:,.0f} frames/s")
     except PipelineFailure as failure:
         print(f"stopped: {failure}", file=sys.stderr)
         status = 1
@@ -68,26 +70,6 @@ def run(videos: Sequence[Path], options: argparse.Namespace) -> int:
         status = 130
     log_stats_summary(options.db_path, write=print)
     return status
-
-
-def show_progress(pipeline: Pipeline, num_videos: int) -> None:
-    """Take every video, and report the progress."""
-    begun = reported = time.monotonic()
-    num_frames = num_done = 0
-
-    def report(num_done: int) -> None:
-        seconds = time.monotonic() - begun
-        print(
-            f"{num_done} of {num_videos} videos, {num_frames} frames in {seconds:.1f} s: "
-            f"{num_done / seconds:.1f} videos/s, {num_frames / seconds:,.0f} frames/s"
-        )
-
-    for num_done, frames in enumerate(pipeline, start=1):
-        num_frames += len(frames)
-        if time.monotonic() - reported >= PROGRESS_SECONDS:
-            reported = time.monotonic()
-            report(num_done)
-    report(num_done)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

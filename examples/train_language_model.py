@@ -21,8 +21,7 @@ DIR has ``*.txt`` files, at any depth; a passage ends at an empty line. Without 
 makes some up.
 
 Prints: what there is to train on; after every epoch the passages, the loss over them (mean of a
-token, in nats), tokens a second, and the share of the time that training waited for data; in the
-end how the model goes on after the first words of a passage.
+token, in nats), tokens a second, and the share of the time that training waited for data.
 """
 
 from __future__ import annotations
@@ -77,11 +76,11 @@ class Tokenizer:
 
     def __init__(self, texts: Iterable[str], num_words: int) -> None:
         counts = Counter(word for text in texts for word in WORD.findall(text))
-        self.words = [word for word, _ in counts.most_common(num_words)]
-        self._numbers = {word: FIRST_WORD + place for place, word in enumerate(self.words)}
+        words = enumerate(counts.most_common(num_words), FIRST_WORD)
+        self._numbers = {word: number for number, (word, _) in words}
 
     def __len__(self) -> int:
-        return FIRST_WORD + len(self.words)
+        return FIRST_WORD + len(self._numbers)
 
     def encode(self, text: str) -> list[int]:
         """Return the numbers of the words."""
@@ -90,15 +89,6 @@ class Tokenizer:
             number = self._numbers.get(word)
             tokens += word.encode() if number is None else (number,)
         return tokens
-
-    def decode(self, tokens: Iterable[int]) -> str:
-        """Return the text, without tokens that are not text."""
-        parts = (
-            bytes([token]) if token < END else self.words[token - FIRST_WORD].encode()
-            for token in tokens
-            if token != END
-        )
-        return b"".join(parts).decode("utf-8", "ignore")
 
 
 def collate(passages: Sequence[Sequence[int]], context: int) -> tuple[Tensor, Tensor]:
@@ -201,23 +191,6 @@ def train(options: argparse.Namespace, rank: int, world_size: int) -> None:
             f"{tokens / seconds:,.0f} tokens/s  {seconds:.1f} s, waited for data "
             f"{waited / seconds:.0%}"
         )
-    beginning = tokenizer.encode(corpus[0])[:4]
-    more = go_on(model, tokenizer, beginning)
-    said = repr(more) if more else "nothing, the model ends the passage there"
-    say(f"after {tokenizer.decode(beginning)!r}: {said}")
-
-
-@torch.no_grad()
-def go_on(model: LanguageModel, tokenizer: Tokenizer, beginning: Sequence[int]) -> str:
-    """Return the most likely continuation, up to 12 tokens."""
-    tokens = [END, *beginning]
-    device = model.tokens.weight.device
-    while len(tokens) < len(beginning) + 13 and len(tokens) <= model.places.num_embeddings:
-        token = int(model(torch.tensor([tokens], device=device))[0, -1].argmax())
-        if token == END:
-            break
-        tokens.append(token)
-    return tokenizer.decode(tokens[1 + len(beginning) :])
 
 
 def find_texts(folder: Path) -> list[Path]:

@@ -19,8 +19,7 @@ video once.
     python examples/train_video_classifier.py --smoke [--data DIR]
 
 DIR has ``train/<class>/*.mp4`` and ``val/<class>/*.mp4``, or is one folder of class folders, of
-which every fifth video is held out; or a folder of videos, each of which is a class of its own,
-trained and validated on. Without it, the program makes some videos.
+which every fifth video is held out. Without it, the program makes some videos.
 
 Prints: what there is to train on; after every epoch the clips, the loss and the accuracy over
 them, clips a second, the share of the time that training waited for data, and the accuracy of the
@@ -41,7 +40,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from _k400 import SUFFIXES, Video, list_videos, write_videos
+from _k400 import Video, list_videos, write_videos
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -159,7 +158,9 @@ def _convolution(
 
 def train(options: argparse.Namespace, rank: int, world_size: int) -> None:
     """Train for all epochs."""
-    classes, training, validation = find_videos(options.data)
+    listings = list_videos(options.data)
+    training, validation = listings["train"].videos, listings["val"].videos
+    classes = listings["train"].classes
     say = partial(print, flush=True) if rank == 0 else lambda line: None
     say(
         f"{len(training):,} videos to train on and {len(validation):,} to validate, "
@@ -209,21 +210,6 @@ def train(options: argparse.Namespace, rank: int, world_size: int) -> None:
             f"waited for data {waited / seconds:.0%}  validation "
             f"{num_right / max(num_validated, 1):.0%}"
         )
-
-
-def find_videos(folder: Path) -> tuple[Sequence[str], list[Video], list[Video]]:
-    """Return the classes, and the videos to train on and to validate. Raises: SystemExit: there is
-    none."""
-    alone = sorted(path for path in folder.glob("*.*") if path.suffix.lower() in SUFFIXES)
-    if alone:
-        videos = [Video(str(path), label) for label, path in enumerate(alone)]
-        return [path.stem for path in alone], videos, videos
-    try:
-        listings = list_videos(folder)
-    except FileNotFoundError as error:
-        raise SystemExit(f"--data: {error}") from error
-    training, validation = listings["train"], listings["val"]
-    return training.classes, training.videos, validation.videos
 
 
 def main() -> None:

@@ -8,9 +8,9 @@ shows.
 
 from __future__ import annotations
 
-import queue
-import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,40 +120,17 @@ def grain_threads(work: Work) -> Batches:
 
 
 def bare_threads(work: Work) -> Batches:
-    """Threads that share an iterator and a queue, nothing else: what no loader can exceed."""
+    """A pool of threads, a few batches ahead, and nothing else: what no loader can exceed."""
 
     def begin() -> Iterator[Any]:
-        remaining, lock = iter(work.groups()), threading.Lock()
-        done: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        room = threading.Semaphore(2 * work.num_workers)
-
-        def load() -> None:
-            try:
-                while room.acquire():
-                    with lock:
-                        group = next(remaining, None)
-                    if group is None:
-                        return
-                    done.put((work.load_group(group), None))
-            except BaseException as error:
-                done.put((None, error))
-            finally:
-                done.put(None)
-
-        threads = [threading.Thread(target=load, daemon=True) for _ in range(work.num_workers)]
-        for thread in threads:
-            thread.start()
-        for _ in threads:
-            while (answer := done.get()) is not None:
-                batch, error = answer
-                if error is not None:
-                    raise error
-                room.release()
-                yield batch
-                del batch, answer
-            room.release()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(work.num_workers) as threads:
+            pending = deque[Future[Any]]()
+            for group in work.groups():
+                pending.append(threads.submit(work.load_group, group))
+                if len(pending) > 2 * work.num_workers:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
 
     return begin
 

@@ -1,9 +1,8 @@
-"""The lines about losses: rows whose ratio to torch's loader is too low, and what may have caused
-them."""
+"""The lines about losses: rows whose ratio to torch's loader is too low."""
 
 from __future__ import annotations
 
-from statistics import geometric_mean, median
+from statistics import geometric_mean
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,8 +13,6 @@ if TYPE_CHECKING:
 LEAST_WITHOUT_WORKERS, LEAST = 0.97, 1.0
 """Ratios below these are losses. Without workers both loaders do the same in the loop's thread,
 with noise of a few percent."""
-_QUIET_CORES = 0.2
-"""Cores that other programs may use before the ratios with workers mean little."""
 
 
 def least_ratio(num_workers: int) -> float:
@@ -44,16 +41,3 @@ def losses(report: Report, rows: Sequence[str], key: str, least: float, where: s
         f"LOSSES {where}: {len(below)} of {len(rows)} medians are below {least:.2f}, "
         f"{len(always)} in every round{named and f': {named}'}."
     )
-
-
-def disturbance(report: Report, rows: Sequence[str]) -> list[str]:
-    """Warn if other programs took the cores that torch's worker processes would have used."""
-    others = [
-        report.median(row, "other_cores") for row in rows if "other_cores" in report.rows[row]
-    ]
-    if not others or median(others) <= _QUIET_CORES:
-        return []
-    return [
-        f"Other programs kept {median(others):.1f} cores busy: on a quiet machine torch's worker "
-        "processes are faster, and the ratios with workers smaller."
-    ]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -73,29 +74,26 @@ def _numpy() -> tuple[Load, Load]:
 
 def loads_per_second(load: Callable[[], object], num_threads: int, seconds: float) -> float:
     """Measure all threads together, for about that long."""
-    counts = [0] * num_threads
     barrier = threading.Barrier(num_threads + 1)
     start = time.perf_counter()
     load()
     # The clock is read about once a millisecond, no more often.
     group = max(1, int(1e-3 / (time.perf_counter() - start)))
 
-    def work(place: int) -> None:
+    def work() -> int:
         barrier.wait()
-        end = time.perf_counter() + seconds
+        count, end = 0, time.perf_counter() + seconds
         while time.perf_counter() < end:
             for _ in range(group):
                 load()
-            counts[place] += group
+            count += group
+        return count
 
-    threads = [threading.Thread(target=work, args=(place,)) for place in range(num_threads)]
-    for thread in threads:
-        thread.start()
-    barrier.wait()
-    start = time.perf_counter()
-    for thread in threads:
-        thread.join()
-    return sum(counts) / (time.perf_counter() - start)
+    with ThreadPoolExecutor(num_threads) as threads:
+        counts = [threads.submit(work) for _ in range(num_threads)]
+        barrier.wait()
+        start = time.perf_counter()
+        return sum(count.result() for count in counts) / (time.perf_counter() - start)
 
 
 def _goals() -> Iterator[Goal]:

@@ -16,7 +16,7 @@ import statistics
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
@@ -148,10 +148,11 @@ def measure(contender: Contender, settings: dict[str, Any]) -> dict[str, float]:
         batches = iter(loader)
     move = _moved if device == "cuda" and contender.run is torchs else None
     took = hand_overs(batches, settings["batches"], partial(_settle, device), move)
-    totals = [each.receiving_us + each.asking_us for each in took]
+    receiving, asking = zip(*took, strict=True)
+    totals = list(map(sum, took))
     return {
-        "receiving_us": statistics.median(each.receiving_us for each in took),
-        "asking_us": statistics.median(each.asking_us for each in took),
+        "receiving_us": statistics.median(receiving),
+        "asking_us": statistics.median(asking),
         "median_us": statistics.median(totals),
         "least_us": statistics.quantiles(totals, n=10)[0],
         "allocations": Idle.made_by.count(threading.get_ident()),
@@ -169,31 +170,22 @@ def _settle(device: str | None) -> None:
     time.sleep(_STEP_SECONDS)
 
 
-class HandOver(NamedTuple):
-    """The CPU time of a loop's thread in one call of ``next``; waiting does not count.
-
-    An iterator that does not request ahead, as without workers, has it all in ``receiving_us``.
-    """
-
-    receiving_us: float
-    """Taking the batch, making the model's stream wait for it, guarding its memory, and noting how
-    far the epoch is."""
-    asking_us: float
-    """Requesting another batch."""
-
-
 def hand_overs(
     batches: Iterator[Any],
     num_batches: int,
     settle: Callable[[], object],
     move: Callable[[Any], Any] | None = None,
-) -> list[HandOver]:
-    """Measure ``num_batches`` calls of ``next``, after ``_WARM_UP`` others.
+) -> list[tuple[float, float]]:
+    """Measure the CPU time of this thread in ``num_batches`` calls of ``next``, after ``_WARM_UP``
+    others; waiting does not count.
 
     settle: called before each; returns when the next batch is probably there. With our iterators,
         it is then waited for: what a thread does to wait for a batch is not part of a hand-over.
     move: what the loop does to have the batch on the device, as a part of receiving it; None: it is
         there.
+    Returns: of each, in µs: receiving (taking the batch, making the model's stream wait for it,
+        guarding its memory, and noting how far the epoch is), and asking for another one. Without
+        workers nothing is asked for ahead, and receiving has it all.
     """
     asked_ns = 0
 
@@ -218,7 +210,7 @@ def hand_overs(
             if move is not None:
                 batch = move(batch)
             total_ns = time.thread_time_ns() - start_ns
-            took.append(HandOver((total_ns - asked_ns) / 1e3, asked_ns / 1e3))
+            took.append(((total_ns - asked_ns) / 1e3, asked_ns / 1e3))
             del batch
     finally:
         for name in names:  # back to its own methods, which do not keep it alive

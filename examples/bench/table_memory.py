@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .passes import measure_pass
 from .peers import imported
 from .processes import tree_bytes
 from .recipe import as_it_is, photographs, recipe_loader
@@ -98,12 +99,9 @@ def _photographs(contender: Contender, settings: dict[str, Any]) -> dict[str, fl
         num_samples=settings["images"],
         **contender.arguments,
     )
-    start, at_end, seconds = time.perf_counter(), 0.0, 0.0
-    for number, _ in enumerate(loader, 1):
-        if number == len(loader):
-            seconds = time.perf_counter() - start
-            at_end = tree_bytes(os.getpid())
-    return {"seconds": seconds, "at_end_mib": at_end / 2**20}
+    num_images = settings["images"]
+    found = measure_pass(lambda: iter(loader), num_images, lambda batch: len(batch[0]))
+    return {"seconds": num_images / found["end_to_end"], "at_end_mib": found["at_end_mib"]}
 
 
 def _objects(contender: Contender, settings: dict[str, Any]) -> dict[str, float]:

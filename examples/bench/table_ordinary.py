@@ -19,7 +19,7 @@ import torch.utils.data
 import spdl_torch
 from spdl_torch.loader.differences import path_of_difference
 
-from .losses import add_mean, disturbance, least_ratio, losses
+from .losses import add_mean, least_ratio, losses
 from .ordinary.catalogue import ORDINARY
 from .passes import measure_pass
 from .report import Metric
@@ -156,7 +156,7 @@ def conclude(report: Report) -> list[str]:
         count = int(key.removeprefix("ratio_"))
         where = f"with {_workers(count)}"
         lines.append(losses(report, datasets, key, least_ratio(count), where))
-    return lines + disturbance(report, datasets)
+    return lines
 
 
 def _table(counts: tuple[int, ...] = _WORKERS) -> Table:

@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .losses import add_mean, disturbance, least_ratio, losses
+from .losses import add_mean, least_ratio, losses
 from .processes import cpu_seconds
 from .program import ProgramPlan, all_plans
 from .report import Metric
@@ -110,8 +110,7 @@ def conclude(report: Report) -> list[str]:
         add_mean(report, f"{way}{_MEAN}", rows, (_RATIO, "cpu_ratio"))
     if not report.shows_goals:
         return []
-    lines = [losses(report, rows, _RATIO, _least(way), way) for way, rows in ways.items()]
-    return lines + disturbance(report, [row for rows in ways.values() for row in rows])
+    return [losses(report, rows, _RATIO, _least(way), way) for way, rows in ways.items()]
 
 
 def _least(way: str) -> float:

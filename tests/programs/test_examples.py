@@ -90,11 +90,10 @@ def test_language_model_learns_from_a_child_process(tmp_path):
     """Every epoch has all passages, one after the other; the loss falls."""
     lines = smoke("train_language_model.py", cwd=tmp_path)
     assert lines[0] == "240 passages, a vocabulary of 279 tokens"
-    epochs = [re.match(EPOCH, line).groups() for line in lines[1:-1]]
+    epochs = [re.match(EPOCH, line).groups() for line in lines[1:]]
     assert [(number, passages) for number, passages, _ in epochs] == [(n, "240") for n in "123"]
     losses = [float(loss) for *_, loss in epochs]
     assert losses == sorted(losses, reverse=True)
-    assert re.match(r"after 'an owl likes the': ('.+'$|nothing, the model ends)", lines[-1])
 
 
 def test_video_classifier_learns_from_a_child_process(tmp_path):
