@@ -51,15 +51,10 @@ def files(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def theirs(files, tmp_path_factory):
-    """What SPDL makes of them."""
-    pytest.importorskip("spdl.io")
-    return spdl_calls.results_of_spdl(files, tmp_path_factory.mktemp("spdl") / "out.npz")
-
-
-def test_results_are_spdl_s_to_the_bit(files, theirs):
+def test_results_are_spdl_s_to_the_bit(files, tmp_path):
     """For every call and every file: videos, images, and the attributes of their objects."""
+    pytest.importorskip("spdl.io")
+    theirs = spdl_calls.results_of_spdl(files, tmp_path / "out.npz")
     ours = spdl_calls.results(spdl_torch.spdl.io, files)
     assert ours.keys() == theirs.keys()
     assert len(ours) > len(MADE) * len(VIDEO) + len(IMAGE)

@@ -253,18 +253,6 @@ CONTENTS = {
 WHAT_TO_GIVE = "Give a file that|Give the folder of|expected a folder of"
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    """A folder with what is asked for below."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "folder").mkdir()
-    for name, content in CONTENTS.items():
-        (tmp_path / name).write_bytes(content)
-    write(tmp_path / "hooks.db", task_entry(), queue_entry())
-    write(tmp_path / "run.db", *entries_of(REPORT))
-    return tmp_path
-
-
 @pytest.mark.parametrize(
     ("command", "complaint"),
     [
@@ -291,10 +279,18 @@ def here(tmp_path, monkeypatch):
         ("watch run.db --once", "the command watch is gone. .*report FILE"),
     ],
 )
-def test_command_says_in_one_line_what_it_cannot_do(command, complaint, here, capsys):
+def test_command_says_in_one_line_what_it_cannot_do(
+    command, complaint, tmp_path, monkeypatch, capsys
+):
     """Without a traceback; nothing is printed, written or changed."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    for name, content in CONTENTS.items():
+        (tmp_path / name).write_bytes(content)
+    write(tmp_path / "hooks.db", task_entry(), queue_entry())
+    write(tmp_path / "run.db", *entries_of(REPORT))
     name, *arguments = command.split()
-    before = {path: path.is_dir() or path.read_bytes() for path in here.rglob("*")}
+    before = {path: path.is_dir() or path.read_bytes() for path in tmp_path.rglob("*")}
     assert main([name, *arguments]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -302,7 +298,7 @@ def test_command_says_in_one_line_what_it_cannot_do(command, complaint, here, ca
     line = printed.err.splitlines()[-1]
     assert line.startswith(who)
     assert re.search(complaint, line)
-    assert {path: path.is_dir() or path.read_bytes() for path in here.rglob("*")} == before
+    assert {path: path.is_dir() or path.read_bytes() for path in tmp_path.rglob("*")} == before
 
 
 def test_help_is_shown_without_a_command(capsys):

@@ -287,23 +287,17 @@ def fail_in_child(item):
     raise Boom(item)
 
 
-@pytest.fixture(scope="module")
-def processes():
-    with ProcessPoolExecutor(1, mp_context=get_context("forkserver")) as pool:
-        pool.submit(os.getpid)  # starts its process, which no test leaves behind then
-        yield pool
-
-
-def test_process_pool_runs_the_op_in_its_processes(processes):
+def test_process_pool_runs_the_op_in_its_processes():
     """Functions and generators run in the pool; a generator's items come all at once. An exception
     that crossed the process boundary gets its note here."""
-    pipe = {"executor": processes, "concurrency": 2, "output_order": "input"}
-    got = list(pipeline_of(range(6), spread_in_child, **pipe))
+    with ProcessPoolExecutor(1, mp_context=get_context("forkserver")) as processes:
+        pipe = {"executor": processes, "concurrency": 2, "output_order": "input"}
+        got = list(pipeline_of(range(6), spread_in_child, **pipe))
+        assert list(pipeline_of(range(6), str, executor=processes)) == list("012345")
+        p = pipeline_of([7], fail_in_child, executor=processes, build={"max_failures": 0})
+        _, failure = collect(p)
     assert [item for item, _ in got] == [n for n in range(6) for _ in range(2)]
     assert os.getpid() not in {pid for _, pid in got}
-    assert list(pipeline_of(range(6), str, executor=processes)) == list("012345")
-    p = pipeline_of([7], fail_in_child, executor=processes, build={"max_failures": 0})
-    _, failure = collect(p)
     assert failure.exceptions[0].args == (7,)
     assert "item 0: 7" in failure.exceptions[0].__notes__[-1]
 

@@ -76,14 +76,6 @@ def photographs(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def videos(tmp_path_factory):
-    """One of three seconds."""
-    folder = tmp_path_factory.mktemp("videos")
-    write_video(folder / "moving.mp4", seconds=3)
-    return folder
-
-
 @pytest.mark.filterwarnings("ignore")  # of the peers, about themselves
 @pytest.mark.parametrize(
     "table",
@@ -93,10 +85,12 @@ def videos(tmp_path_factory):
         if name not in ("transfer", "ordinary")  # that needs a GPU, this is below
     ],
 )
-def test_smoke_run_of_a_table(table, photographs, videos, tmp_path):
+def test_smoke_run_of_a_table(table, photographs, tmp_path):
     """Every table runs to its end: ours is measured, JSON is written."""
-    data = videos if table == "clips" else photographs
-    figures = tmp_path / "figures.json"
+    data, figures = photographs, tmp_path / "figures.json"
+    if table == "clips":
+        write_video(tmp_path / "moving.mp4", seconds=3)
+        data = tmp_path
     options = BenchOptions(table=table, rounds=1, smoke=True, data=data, json=figures)
     status, printed, progress = bench(options)
     figures = json.loads(options.json.read_text())

@@ -136,15 +136,6 @@ def images(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def endless(images, tmp_path_factory):
-    """A list that takes a minute and more, of paths relative to the folder."""
-    flist = tmp_path_factory.mktemp("list") / "endless.txt"
-    paths = [str(path.relative_to(images)) for path in sorted(images.rglob("*.jpg"))]
-    flist.write_text("".join(f"{path}\n" for path in paths) * LAPS)
-    return flist
-
-
 def start(*arguments):
     """The running program, alone in its process group; its workers are forked."""
     options = ["--device", "cpu", "--num-threads", 1, "--width", 16, "--height", 16]
@@ -181,11 +172,13 @@ def test_every_image_is_loaded_once_when_workers_share_the_list(images, tmp_path
 
 
 @pytest.mark.long  # beside other tests its workers may have the cores until their list ends
-def test_workers_end_with_the_program(endless, images):
+def test_workers_end_with_the_program(images, tmp_path):
     """Where one of them dies: the other one is stopped, the message says which and how. By Ctrl-C,
     which reaches the whole process group: the workers do not die of it, they finish. The program
     prints the figures so far, of less than everything."""
-    options = ["--input-flist", endless, "--prefix", images, "--interval", "0.2"]
+    paths = [f"{path.relative_to(images)}\n" for path in images.rglob("*.jpg")]
+    (tmp_path / "list.txt").write_text("".join(paths) * LAPS)  # takes a minute and more
+    options = ["--input-flist", tmp_path / "list.txt", "--prefix", images, "--interval", "0.2"]
     for is_killed in (True, False):
         process = start(*options, "--num-workers", 2)
         before = wait_until_it_loads(process)
