@@ -2,6 +2,7 @@
 States that datasets and samplers keep themselves: asked for when somebody wants one, exact, and
 apart from what goes on."""
 
+import copy
 import itertools
 import logging
 import pickle
@@ -19,6 +20,7 @@ from support.datasets import (
     Indices,
     Live,
     LiveIterators,
+    Position,
     Shuffled,
 )
 from support.gates import FakeClock
@@ -208,6 +210,25 @@ def test_a_sampler_that_goes_on_resumes_in_its_second_epoch(num_batches):
     assert batches_of(islice(again, 4)) == batches_of(islice(batches, 4))
 
 
+@pytest.mark.parametrize("batch_size", [3, None])
+@pytest.mark.parametrize("sampler", [GoesOn, lambda: Position(24)])
+@none_or_threads
+def test_a_question_changes_no_epoch_after_a_break(seat, sampler, batch_size):
+    """Where the sampler goes on, and where it begins anew."""
+
+    def epochs_of(*, asks):
+        loader, epochs = seat.loader(range(24), batch_size, sampler=sampler()), []
+        for _ in range(3):
+            epochs.append([])
+            for batch in islice(loader, 2):
+                epochs[-1] += batches_of([batch])
+                if asks:
+                    loader.state_dict()
+        return epochs
+
+    assert epochs_of(asks=True) == epochs_of(asks=False)
+
+
 @none_or_threads
 def test_state_between_two_epochs_has_the_datasets_own(seat):
     """The second epoch goes on where the first has left the dataset, though nobody had asked, also
@@ -347,6 +368,16 @@ def test_first_state_of_an_epoch_is_exact_though_nobody_had_asked(seat, dataset,
     assert batches_of(resumed(again, state)) == batches_of(batches)
     has_asked = seat is not NONE and dataset in (Live, LiveIterators)
     assert caplog.text.count("nobody had asked for a state before") == has_asked
+
+
+def test_loader_and_copies_of_it_want_states_apart():
+    """A copy of a loader has asked for nothing."""
+    loader = THREADS.loader(Live(), 2)
+    loader.state_dict()
+    for each, is_asked in ((copy.copy(loader), False), (loader, True)):
+        Asked.num_asked = 0
+        batches_of(each)
+        assert (Asked.num_asked > 0) is is_asked
 
 
 def test_dear_state_is_asked_for_now_and_then(monkeypatch):

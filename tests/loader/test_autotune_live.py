@@ -191,8 +191,9 @@ def test_pipeline_gives_the_same_items_in_the_same_order(at_random):
     pipeline.stop()
 
 
-def test_dataset_is_tuned_over_its_passes(at_random):
-    """Every pass gives the same items, also in a copy for a worker process, and two at a time."""
+def test_dataset_is_tuned_over_its_passes(at_random, backends):
+    """Every pass gives the same items, also in a copy for a worker process, and two at a time. The
+    transfer to a device keeps its one thread."""
     params = tuned_by(**at_random)
     builder = params.apply(tuned_builder(range(300)).aggregate(4).add_sink())
     dataset = PipelineDataset(builder, **params.build_options())
@@ -200,6 +201,9 @@ def test_dataset_is_tuned_over_its_passes(at_random):
     for each in (dataset, dataset, copy.deepcopy(dataset)):
         assert list(each) == expected
     assert list(zip(dataset, dataset, strict=True)) == list(zip(expected, expected, strict=True))
+    options = params.build_options()
+    assert list(PipelineDataset(builder, device="cuda", **options)) == expected
+    assert {decision.stage for decision in options["tuner"].decisions} == {"a", "b", "kept"}
 
 
 def test_apply_keeps_the_order_of_stages_that_may_grow():

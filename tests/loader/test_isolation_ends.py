@@ -266,6 +266,28 @@ def test_profile_in_a_signal_handler_has_all_rows(step):
     assert place > 40
 
 
+def test_rows_of_processes_are_read_while_they_are_kept():
+    """At the end of an epoch: each once."""
+    loader, found = isolated(Images(4), 1, num_workers=1), []
+    next(batches := iter(loader))
+    ring = children_of(batches)[0].page.ring
+    copied = ring.copied
+
+    def num_rows():
+        return [row.stage for row in loader.profile().timelines[0].rows].count("worker process")
+
+    def reading():
+        if not found:
+            found.append(None)
+            found.append(num_rows())
+        return copied()
+
+    ring.copied = reading
+    assert len(list(batches)) == 3
+    batches.close()
+    assert [*found, num_rows()] == [None, 1, 1]
+
+
 HIT_AT_THE_START = """
     import os, signal, sys, threading
     from spdl_torch import DataLoader

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from support.datasets import Indices
 from support.gates import FakeClock, until
+from support.inside import backend_of
 from support.seats import FORKED, NONE, SERVED, THREADS, in_seats
 
 from spdl_torch import DataLoader
@@ -250,6 +251,33 @@ def test_cpu_time_of_every_long_task_is_known(calls):
     assert counters.long_cpu_ns == pytest.approx(exact, abs=50_001 * len(long))
     if len(long) == len(calls) and all(before == (0, 0) for before, _ in calls):
         assert counters.long_cpu_ns == exact
+
+
+@pytest.mark.parametrize("period", [8, 50])
+@pytest.mark.parametrize(("short_cpu", "long_cpu"), [(0, 50_000_000), (100_000, 0)])
+def test_cpu_time_of_tasks_of_very_different_lengths(period, short_cpu, long_cpu):
+    """A long one in so many, of which either the long ones compute or the others."""
+    short, long = (100_000, short_cpu), (50_000_000, long_cpu)
+    calls = [((2_000, 2_000), short if n % period else long) for n in range(period // 2, 2000)]
+    exact = sum(cpu for _, (_, cpu) in calls) / len(calls) / 1e9
+    assert task_stats(clocked_run(calls)).ave_cpu_time == pytest.approx(exact, rel=0.02)
+
+
+def test_figures_that_are_read_as_an_epoch_ends_are_whole():
+    """Its counters are let go of while another thread reads them."""
+    loader = DataLoader(range(12), 4, num_workers=2, isolation="thread")
+    list(loader)
+    next(iterator := iter(loader))
+    counts = backend_of(iterator).counts
+    readings = counts.readings
+
+    def late(**options):
+        counts.readings = readings
+        assert len(list(iterator)) == 2
+        return readings(**options)
+
+    counts.readings = late
+    assert [stage.num_tasks for stage in loader.snapshot().stages] == [12, 3]
 
 
 def test_task_stats_time_successes_and_count_failures():
