@@ -90,13 +90,6 @@ SMALLER = {
 """Amounts that a page has for the sake of its figures, and what the tests run in their place."""
 
 
-def source_of(block, page):
-    """A Python block as it is run, with empty lines in front: a traceback has the page's lines."""
-    usual, small = SMALLER.get(name_of_page(page), ("", ""))
-    assert usual in page.read_text(encoding="utf-8"), "the page has another amount now"
-    return "\n" * (block.line - 1) + block.text.replace(usual, small)
-
-
 @pytest.fixture
 def namespace():
     """A page's names. Its loaders end with it, and not when garbage is collected at last, in a test
@@ -117,6 +110,8 @@ def test_page_works_when_it_is_followed(page, tmp_path, monkeypatch, photographs
     known, and a block that is not run gives its reason."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(photographs, tmp_path, dirs_exist_ok=True)
+    usual, small = SMALLER.get(name_of_page(page), ("", ""))
+    assert usual in page.read_text(encoding="utf-8"), "the page has another amount now"
     for block in blocks_of(page):
         known = r"(python|console)( no-run: \S.+| needs: \w+)?|diff|text"
         assert re.fullmatch(known, block.info), f"{name_of_page(page)}:{block.line}: {block.info}"
@@ -125,7 +120,8 @@ def test_page_works_when_it_is_followed(page, tmp_path, monkeypatch, photographs
                 run_command(line, photographs)
         if not block.info.startswith("python"):
             continue
-        source = source_of(block, page)
+        # With empty lines in front: a traceback has the page's.
+        source = "\n" * (block.line - 1) + block.text.replace(usual, small)
         code = compile(source, name_of_page(page), "exec", dont_inherit=True)
         if not runs(block):
             continue

@@ -150,16 +150,6 @@ def frames_and_batches(printed, who="all, whole run"):
     return tuple(int(number.replace(",", "")) for number in found.groups())
 
 
-def wait_until_it_loads(process):
-    """Read lines until one tells of images."""
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if re.match(r"so far: [1-9]", line):
-            return "".join(lines)
-    raise AssertionError("".join(lines) + process.stderr.read())
-
-
 def test_every_image_is_loaded_once_when_workers_share_the_list(images, tmp_path):
     """Together the workers take each line of the list exactly once, in batches of their own."""
     flist = tmp_path / "list.txt"
@@ -180,8 +170,10 @@ def test_workers_end_with_the_program(images, tmp_path):
     (tmp_path / "list.txt").write_text("".join(paths) * LAPS)  # takes a minute and more
     options = ["--input-flist", tmp_path / "list.txt", "--prefix", images, "--interval", "0.2"]
     for is_killed in (True, False):
-        process = start(*options, "--num-workers", 2)
-        before = wait_until_it_loads(process)
+        process, before = start(*options, "--num-workers", 2), ""
+        while not re.search(r"^so far: [1-9].*\n", before, re.M):
+            before += (line := process.stdout.readline())
+            assert line, before + process.stderr.read()
         workers = psutil.Process(process.pid).children(recursive=True)
         if is_killed:
             victim = int(re.search(r"worker 1 \(cpu\): process (\d+)", before)[1])
