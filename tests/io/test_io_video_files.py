@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from support.pictures import encode
 from support.tars import Pipe
-from support.video_files import BY_CHANCE, KINDS, VARIANTS, Decoded, Tally, decoded
+from support.video_files import BY_CHANCE, KINDS, VARIANTS, Tally, decoded
 from support.videos import REAL, Kind, decode_plainly, write_video
 
 from spdl_torch.errors import DecodeError
@@ -85,8 +85,8 @@ def test_packets_are_decoded_again_alike(kind, is_window):
     """By their own decoder, by a twin's, and with more threads."""
     times = sorted(Tally(kind).times)
     window = (times[5], times[-3]) if is_window else None
-    packets = demux_video(decoded(kind).content, timestamp=window)
-    expected = load_video(decoded(kind).content, window)
+    packets = demux_video(decoded(kind).source, timestamp=window)
+    expected = load_video(decoded(kind).source, window)
     for num_threads, again in enumerate((packets, packets.clone(), packets.clone()), 1):
         for _ in range(2):
             frames = decode_packets(again, num_threads=num_threads)
@@ -112,7 +112,7 @@ def test_samplers_are_told_the_facts_of_a_decode_of_all(kind, variant):
 def test_a_moment_that_a_cut_file_no_longer_has_is_refused(kind):
     """Matroska states the whole duration at its beginning. The last frame is no other moment's."""
     whole = decoded(kind)
-    content = whole.content[: len(whole.content) // 2]
+    content = whole.source[: len(whole.source) // 2]
     with pytest.raises(DecodeError, match=r"^<bytes>: no frame at .* cut off, and states 0\.96 s"):
         load_clip(content, uniform_frames(12))
     assert torch.equal(load_clip(content, lambda _: [0.1]).frames[0], whole.frames[2])
@@ -147,7 +147,7 @@ FAST = (
 def test_frames_are_found_without_a_decode_of_all(kind, monkeypatch):
     """From the keyframe before. HEVC's non-references may be references of higher layers."""
     video = decoded(kind)
-    content = without_references_in_layers(video.content) if "layers" in kind else video.content
+    content = without_references_in_layers(video.source) if "layers" in kind else video.source
 
     def refuse(*args):
         raise AssertionError("the way from the first packet on is not needed")
@@ -163,24 +163,24 @@ def test_files_that_were_glued_together_say_so_where_times_are_asked_for():
     before is of the first. The list of Matroska's ends with the first."""
     kind = "MPEG program stream, MPEG-2"
     video, one = decoded(kind, "two glued together"), decoded(kind)
-    assert len(load_video(video.content)) == len(demux_video(video.content)) == 48
-    frames = sample_decode_video(demux_video(video.content), [3, 27])
+    assert len(load_video(video.source)) == len(demux_video(video.source)) == 48
+    frames = sample_decode_video(demux_video(video.source), [3, 27])
     assert torch.equal(convert_frames(frames), one.frames[[3, 3]])
     for load in (
-        lambda: load_clip(video.content, lambda info: [0.7]),
-        lambda: load_video(video.content, (0.6, 9)),
+        lambda: load_clip(video.source, lambda info: [0.7]),
+        lambda: load_video(video.source, (0.6, 9)),
     ):
         with pytest.raises(DecodeError, match=r"^<bytes>: after the frame at .* glued together"):
             load()
-    first = demux_video(one.content).timestamps
-    window = load_video(video.content, (first[3], first[9]))
+    first = demux_video(one.source).timestamps
+    window = load_video(video.source, (first[3], first[9]))
     assert torch.equal(window, one.frames[3:9])
     kind = "Matroska, H.264 late start"
     video, one = decoded(kind, "two glued together"), decoded(kind)
     assert len(video.frames) == 48
-    assert torch.equal(load_video(video.content), video.frames)
-    assert torch.equal(load_clip(video.content, lambda info: [2.5]).frames, one.frames[12:13])
-    assert torch.equal(load_video(video.content, (2.5, 2.6)), one.frames[13:15])
+    assert torch.equal(load_video(video.source), video.frames)
+    assert torch.equal(load_clip(video.source, lambda info: [2.5]).frames, one.frames[12:13])
+    assert torch.equal(load_video(video.source, (2.5, 2.6)), one.frames[13:15])
 
 
 def test_frames_that_come_out_of_order_are_no_other_moments():
@@ -224,7 +224,7 @@ def test_a_file_object_is_read_again_from_where_it_was(tmp_path):
     """Where the packets of a window do not tell its frames."""
     kind = "MPEG program stream, MPEG-2"
     video = decoded(kind)
-    (path := tmp_path / "video.mpg").write_bytes(video.content)
+    (path := tmp_path / "video.mpg").write_bytes(video.source)
     times = demux_video(path).timestamps
     with path.open("rb") as file:
         frames = load_video(file, (times[9], times[12]))
@@ -246,7 +246,7 @@ def remuxed(content, container, *, first=0, keys=None):
 
 def check_against_plain(content, num_examples=4):
     """By every way of access."""
-    video = Decoded(content, *decode_plainly(content))
+    video = decode_plainly(content)
     tally = Tally(None, "whole", video)
     tally.check(num_examples)
     window = load_video(content, (tally.times[-3], tally.times[-1]))
@@ -264,7 +264,7 @@ def test_moments_before_the_first_keyframe_give_the_first_frame(container):
     """Of a file that begins within a group of pictures; windows from there on have their frames."""
     whole = write_video(Kind("mp4", "libx264", {"g": "12", "bf": "2"}))
     content = remuxed(whole, container, first=1)
-    frames, times = decode_plainly(content)
+    _, frames, times = decode_plainly(content)
     for moment in (times[0] - 0.3, times[0] - 0.1, times[0] + 0.01):
         clip = load_clip(content, lambda info, moment=moment: [moment, times[-1]])
         assert clip.timestamps.tolist() == pytest.approx([times[0], times[-1]])
@@ -291,7 +291,7 @@ def test_packets_of_a_window_are_read_again_where_they_do_not_suffice():
     """All are marked as keyframes, and are none; a twin finds it out by itself."""
     video = write_video(Kind("matroska", "ffv1", {"g": "8"}, size=(176, 144)))
     content = remuxed(video, "mp4", keys=True)
-    expected = decode_plainly(content)[0][13:15]
+    expected = decode_plainly(content).frames[13:15]
     packets = demux_video(content, timestamp=(0.52, 0.6))
     assert len(packets) == 2
     sampled = sample_decode_video(demux_video(content), [13, 14])
@@ -321,14 +321,14 @@ def test_frames_of_hevc_before_the_first_keyframe_that_need_only_it_are_whole():
     labels = demux_video(content).labels
     leading = sum(label.pts < labels[0].pts for label in labels)
     assert (labels[0].is_entry, leading > 0) == (True, True)
-    frames = decode_plainly(whole)[0][8 - leading :]
+    frames = decode_plainly(whole).frames[8 - leading :]
     assert torch.equal(load_video(content), frames)
 
 
 def test_frames_are_counted_where_no_packet_has_a_time():
     """H.264 with B-frames in ASF: at the frame rate, in the order of display."""
     content = write_video(Kind("asf", "libx264", {"bf": "2", "g": "12"}))
-    frames = decode_plainly(content)[0]
+    frames = decode_plainly(content).frames
     assert np.allclose(demux_video(content).timestamps, np.arange(len(frames)) / 25)
     assert torch.equal(load_video(content, (0.4, 0.8)), frames[10:20])
     assert torch.equal(load_clip(content, lambda info: [0.3, 1.2]).frames, frames[[7, 30]])

@@ -4,8 +4,6 @@ import bisect
 import functools
 import itertools
 import re
-import struct
-from typing import NamedTuple
 
 import av
 import numpy as np
@@ -190,37 +188,14 @@ BY_CHANCE = {
 with frames that it makes up, for what they refer to is lost."""
 
 
-class Decoded(NamedTuple):
-    """A file, and what PyAV makes of it from its first packet to its last."""
-
-    content: bytes
-    frames: torch.Tensor  # (N, H, W, 3), upright
-    times: list  # seconds; None where the container has none
-
-
 @functools.cache
 def decoded(kind, variant="whole"):
-    """Return a file of a kind; None if PyAV cannot read what is left of it."""
-    content = VARIANTS[variant](_written(kind))
+    """A file of a kind, decoded plainly; None if PyAV cannot read what is left of it."""
+    content = VARIANTS[variant](write_video(KINDS[kind]))
     try:
-        return Decoded(content, *decode_plainly(content, TURNS[KINDS[kind].rotation]))
+        return decode_plainly(content, TURNS[KINDS[kind].rotation])
     except (av.FFmpegError, IndexError):
         return None
-
-
-@functools.cache
-def _written(kind):
-    content = write_video(KINDS[kind])
-    return content if KINDS[kind].edit is None else edited(content, *KINDS[kind].edit)
-
-
-def edited(content, first, ticks=None):
-    """An MP4 whose edit list begins with a frame, and leaves as many ticks; None: all after it."""
-    content, place = bytearray(content), content.index(b"elst")
-    content[place + 16 : place + 20] = struct.pack(">i", 1024 + 512 * first)
-    if ticks is not None:  # of the movie's clock
-        content[place + 12 : place + 16] = struct.pack(">I", ticks)
-    return bytes(content)
 
 
 class Tally:
@@ -229,7 +204,7 @@ class Tally:
     def __init__(self, kind, variant="whole", video=None, opened=lambda content: content):
         self.kind, self.variant = kind, variant
         self.video = video or decoded(kind, variant)
-        self.source = lambda: opened(self.video.content)
+        self.source = lambda: opened(self.video.source)
         self.refused = []
 
     def compare(self, load, places):

@@ -1,6 +1,7 @@
 """Small videos made for the tests, and what PyAV alone makes of a video."""
 
 import io
+import struct
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 from typing import NamedTuple
@@ -102,7 +103,17 @@ def _encoded(kind, num_frames):
             packets += sound.encode(silence)
         container.mux([*packets, *(sound.encode(None) if sound else ())])
     content = file.getvalue()
-    return content if kind.has_durations else content.replace(b"DURATION", b"TRAJANUS")
+    content = content if kind.has_durations else content.replace(b"DURATION", b"TRAJANUS")
+    return content if kind.edit is None else _with_edit_list(content, *kind.edit)
+
+
+def _with_edit_list(content, first, ticks):
+    """An MP4 whose edit list begins with a frame, and leaves as many ticks; None: all after it."""
+    content, place = bytearray(content), content.index(b"elst")
+    content[place + 16 : place + 20] = struct.pack(">i", 1024 + 512 * first)
+    if ticks is not None:  # of the movie's clock
+        content[place + 12 : place + 16] = struct.pack(">I", ticks)
+    return bytes(content)
 
 
 def _picture(view, pix_fmt, turn):
@@ -138,8 +149,9 @@ def _edited(packets, kind):
 
 
 class Plain(NamedTuple):
-    """What PyAV's plain decode gives, from the first packet to the last."""
+    """A file or its content, and what PyAV makes of it from the first packet to the last."""
 
+    source: str | bytes
     frames: torch.Tensor  # (N, H, W, 3)
     times: list  # seconds; None where the container has none
 
@@ -156,4 +168,4 @@ def decode_plainly(source, turn=np.asarray):
             frames.append(torch.from_numpy(array))
             has_time = is_timed and frame.pts is not None
             times.append(float(frame.pts * frame.time_base) if has_time else None)
-    return Plain(torch.stack(frames) if frames else torch.empty(0), times)
+    return Plain(source, torch.stack(frames) if frames else torch.empty(0), times)
