@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageOps
-from support.jpegs import CODECS, decoding_by
-from support.kernels import WAYS, running
+from support.jpegs import CODECS, WAYS, decoding_by, running
 from torch import nn
 from torch.utils.data import Subset, default_collate
 from torchvision import datasets, transforms as v1

@@ -7,8 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from support.folders import PHOTOGRAPHS
-from support.jpegs import CODECS, KINDS, by
-from support.kernels import WAYS, running
+from support.jpegs import CODECS, KINDS, WAYS, by, running
 from support.pictures import KINDS as FILES, encode, photograph
 from torchvision import transforms as v1
 from torchvision.transforms import v2

@@ -10,8 +10,18 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from PIL import Image
-from support.jpegs import KINDS, LIBRARY, OTHER_KINDS, boxes, by, decoding_by, having, jpeg
-from support.kernels import WAYS, running
+from support.jpegs import (
+    KINDS,
+    LIBRARY,
+    OTHER_KINDS,
+    WAYS,
+    boxes,
+    by,
+    decoding_by,
+    having,
+    jpeg,
+    running,
+)
 from support.pictures import KINDS as FILES, png16
 
 from spdl_torch.errors import DecodeError

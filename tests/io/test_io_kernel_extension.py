@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from support.kernels import WAYS, running
+from support.jpegs import WAYS, running
 
 from spdl_torch.__main__ import main
 from spdl_torch.io._image import extension, kernel

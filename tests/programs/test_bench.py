@@ -10,23 +10,24 @@ import pickle
 import signal
 import subprocess
 import sys
+import traceback
 from dataclasses import replace
 
 import pytest
 import torch
 from _moving_noise import write_video
 from bench import loaders, table_ordinary, table_transfer
+from bench.child_process import ChildFailure
 from bench.command import main, run_bench
 from bench.ordinary import rows
 from bench.ordinary.catalogue import ORDINARY
 from bench.peers import installed, left_out
 from bench.program import DATASETS, ProgramPlan, train
-from bench.tables import TABLES, BenchOptions
+from bench.tables import TABLES, BenchOptions, load_table
 from PIL import Image
 from support.datasets import Indices
 from support.folders import ROOT
 from support.loaders import library
-from support.measures_here import measure_here
 
 from spdl_torch import DataLoader
 
@@ -55,6 +56,21 @@ def test_every_loader_gives_each_sample_once(name):
     batches = [batch.tolist() for batch in run(work)()]
     assert sorted(itertools.chain(*batches)) == list(range(22))
     assert sorted(map(len, batches)) == [2, 4, 4, 4, 4, 4]
+
+
+def measure_here(program, argument, limit_seconds):
+    """The answer of ``python examples/bench/child.py JOB``, and no memory: a fresh process would
+    prove nothing more."""
+    job = json.loads(argument)
+    table = load_table(job["table"])
+    threads = torch.get_num_threads()
+    try:
+        answer = dict(table.measure(table.contender(job["contender"]), job["settings"]))
+    except Exception:
+        raise ChildFailure(traceback.format_exc()) from None
+    finally:
+        torch.set_num_threads(threads)  # tables change it for their process
+    return json.loads(json.dumps(answer)), 0.0
 
 
 def bench(options):

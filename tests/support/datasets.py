@@ -27,8 +27,8 @@ class Sized(Dataset):
 
     length = 12
 
-    def __init__(self, length=12):
-        self.length = length
+    def __init__(self, length=None):
+        self.length = self.length if length is None else length
 
     def __len__(self):
         return self.length
@@ -71,22 +71,28 @@ class SafeIndices(Indices):
     thread_safe = True
 
 
-class Positioned:
+class Stateful:
+    """Its state is what it has in these attributes."""
+
+    kept = ()
+
+    def state_dict(self):
+        return {name: getattr(self, name) for name in self.kept}
+
+    def load_state_dict(self, state):
+        vars(self).update(state)
+
+
+class Positioned(Stateful):
     """Numbers up to ``length``. It knows where it stands, from one iterator to the next."""
 
-    position = 0
+    kept, position = ("position",), 0
 
     def __iter__(self):
         while self.position < self.length:
             self.position += 1
             yield self.position - 1
         self.position = 0
-
-    def state_dict(self):
-        return {"position": self.position}
-
-    def load_state_dict(self, state):
-        self.position = state["position"]
 
 
 class IndexStream(Indices, IterableDataset):
@@ -129,8 +135,7 @@ def drawn(index):
 class Drawn(Sized):
     """Samples show what they drew."""
 
-    def __init__(self, length=24):
-        super().__init__(length)
+    length = 24
 
     def __getitem__(self, index):
         return drawn(index)
@@ -150,10 +155,10 @@ class DrawnStream(Divided):
         return drawn(item)
 
 
-class StatefulStream(DrawnStream):
+class StatefulStream(Stateful, DrawnStream):
     """Keeps its own state, so that no item is made twice: from there the next iterator goes on."""
 
-    next_item = None
+    kept, next_item = ("next_item",), None
 
     def __iter__(self):
         items = self.items()
@@ -163,12 +168,6 @@ class StatefulStream(DrawnStream):
             yield self.make(item)
             item += items.step
         self.next_item = None
-
-    def state_dict(self):
-        return {"next_item": self.next_item}
-
-    def load_state_dict(self, state):
-        self.next_item = state["next_item"]
 
 
 MAP_STYLE = (Drawn, BulkDrawn)
@@ -216,8 +215,7 @@ class StreamData(MapData, IterableDataset):
 class Images(Sized):
     """Of tensors that are large enough for shared memory; draws from all three generators."""
 
-    def __init__(self, length=24):
-        super().__init__(length)
+    length = 24
 
     def __getitem__(self, index):
         draws = torch.tensor([random.random(), np.random.rand()], dtype=torch.float64)
@@ -381,14 +379,10 @@ class Walk(Divided):
             yield items[self.at - 1]
 
 
-class WalkWithState(Walk):
+class WalkWithState(Stateful, Walk):
     """The same, with a state."""
 
-    def state_dict(self):
-        return {"at": self.at}
-
-    def load_state_dict(self, state):
-        self.at = state["at"]
+    kept = ("at",)
 
 
 class Position:

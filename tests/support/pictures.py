@@ -57,16 +57,12 @@ def ycck(jpeg):
     return jpeg[: start + 15] + b"\x02" + jpeg[start + 16 :]
 
 
-def animation():
-    return [Image.new("RGB", (30, 20), (40 * i, 200 - 40 * i, 9)) for i in range(4)]
-
-
 def kinds():
     photo = photograph()
     alpha = photo.convert("RGBA")
     alpha.putalpha(Image.linear_gradient("L").resize(photo.size))
     cmyk = encode(photo.convert("CMYK"), "JPEG")
-    first, *others = animation()
+    first, *others = (Image.new("RGB", (30, 20), (40 * i, 200 - 40 * i, 9)) for i in range(4))
     frames = {"save_all": True, "append_images": others}
     exif = Image.Exif()
     exif[0x112] = 6
