@@ -215,6 +215,7 @@ def test_what_cannot_be_known_is_said_to_be_unknown():
     fetch = good.stats.stages[0]
     share = fetch.thread_ns // 10
     idle = replace(fetch, busy_ns=share, wait_in_ns=9 * share)
+    idle = replace(good.stats, stages=(idle,))
     cases = {
         "nothing was delivered": shortened(good, 5.0, 0),
         "the window is short, 0.4 s": shortened(good, 0.4, 400),
@@ -222,10 +223,8 @@ def test_what_cannot_be_known_is_said_to_be_unknown():
         "number of cores is unknown": without(good, num_cores=None),
         "CPU time of the training process": without(good, cores_used=None),
         "other programs took them": without(good, run_delay_ratio=0.6, cores_used=0.5),
-        "the start of the pass": make_report(
-            replace(good.stats, stages=(idle,)), good.probes, pooled=good.pooled
-        ),
-        "the source": make_report(replace(good.stats, stages=(idle,)), good.probes),
+        "the start of the pass": make_report(idle, good.probes, pooled=good.pooled),
+        "the source": make_report(idle, good.probes),
     }
     for reason, report in cases.items():
         found = report.what_if(num_workers=4)
