@@ -7,17 +7,8 @@ from contextlib import ExitStack, suppress
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from support import gates
 from support.fuzz import run_long, run_short
-from support.gates import (
-    PATIENCE_SECONDS,
-    Hands,
-    join_spdl_threads,
-    multiset,
-    quiet_log,
-    spdl_threads,
-    switching,
-    until,
-)
 from support.inside import check_balance
 from support.stages import Plan, add, evaluate, plans
 
@@ -43,14 +34,14 @@ class PipelineMachine(RuleBasedStateMachine):
         ),
     )
     def define(self, count, stages, sink, gate_at, budget, options):
-        self.scope = switching()
+        self.scope = gates.switching()
         self.scope.__enter__()
         self.pool = ThreadPoolExecutor(3)
         self.gate = threading.Event()
         self.gate.set()
         self.budget, self.options, self.adjustable = budget, options, []
         self.lock, self.num_running = threading.Lock(), 0
-        self.hands = Hands() if options["stats"] else None
+        self.hands = gates.Hands() if options["stats"] else None
         self.builder = PipelineBuilder().add_source(range(count))
         self.expected, self.is_ordered = list(range(count)), True
         self.num_stages, self.num_failures = 0, []
@@ -86,7 +77,7 @@ class PipelineMachine(RuleBasedStateMachine):
         with self.lock:
             self.num_running += 1
             assert self.num_running <= self.most_running
-        assert self.gate.wait(PATIENCE_SECONDS), "the machine forgot to open the gate"
+        assert self.gate.wait(gates.PATIENCE_SECONDS), "the machine forgot to open the gate"
         with self.lock:
             self.num_running -= 1
         return item
@@ -110,12 +101,12 @@ class PipelineMachine(RuleBasedStateMachine):
     def take_one(self, timeout):
         """Takes one item, or learns that there is none."""
         try:
-            with quiet_log():
+            with gates.quiet_log():
                 self.got.append(self.pipeline.get_item(timeout))
         except EOFError:
             self.state = "ended"
             assert not self.must_fail, "too many failures, and nobody said so"
-            assert multiset(self.got) == multiset(self.expected)
+            assert gates.multiset(self.got) == gates.multiset(self.expected)
         except PipelineFailure:
             self.state = "failed"
             assert self.must_fail
@@ -124,7 +115,7 @@ class PipelineMachine(RuleBasedStateMachine):
     def take(self, count):
         for _ in range(count):
             if self.is_flowing:
-                self.take_one(PATIENCE_SECONDS)
+                self.take_one(gates.PATIENCE_SECONDS)
 
     @rule(timeout=st.sampled_from([0.0, 0.0002, 0.002]))
     def take_with_timeout(self, timeout):
@@ -147,8 +138,9 @@ class PipelineMachine(RuleBasedStateMachine):
     @rule()
     def stop(self):
         self.gate.set()
-        self.pipeline.stop(PATIENCE_SECONDS)
-        until(lambda: not spdl_threads())  # the thread of a source that is over is not waited for
+        self.pipeline.stop(gates.PATIENCE_SECONDS)
+        # The thread of a source that is over is not waited for.
+        gates.until(lambda: not gates.spdl_threads())
         if self.state == "running":
             self.state = "stopped"
             with pytest.raises((PipelineStopped, PipelineFailure), match=r"stopped|failed"):
@@ -161,7 +153,7 @@ class PipelineMachine(RuleBasedStateMachine):
             self.stop()
         self.gate.set()
         self.pipeline = None
-        join_spdl_threads()
+        gates.join_spdl_threads()
         self.build()
 
     @rule()
@@ -179,7 +171,7 @@ class PipelineMachine(RuleBasedStateMachine):
     def what_came_is_right(self):
         if not hasattr(self, "got"):
             return
-        assert not multiset(self.got) - multiset(self.expected)
+        assert not gates.multiset(self.got) - gates.multiset(self.expected)
         if self.is_ordered and self.budget == UNBOUNDED:
             assert self.got == self.expected[: len(self.got)]
 
@@ -203,12 +195,12 @@ class PipelineMachine(RuleBasedStateMachine):
 
 def test_random_use_of_random_pipelines():
     """The short form, the same in every run."""
-    with quiet_log():
+    with gates.quiet_log():
         run_short(PipelineMachine, examples=40, steps=25)
 
 
 @pytest.mark.long
 def test_random_use_of_random_pipelines_for_long(long_seconds):
     """Other pipelines and uses in every run."""
-    with quiet_log():
+    with gates.quiet_log():
         run_long(PipelineMachine, steps=40, seconds=long_seconds)

@@ -16,18 +16,8 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader as TorchLoader, TensorDataset
 from torchvision import tv_tensors
 
-from spdl_torch import DataLoader
+from spdl_torch import DataLoader, io
 from spdl_torch.demo.photographs import write_photographs
-from spdl_torch.io import (
-    Transfer,
-    cuda_config,
-    load_clip,
-    load_clip_batch,
-    load_image_batch,
-    load_video,
-    transfer_tensor,
-    uniform_frames,
-)
 from spdl_torch.io._transfer import cuda
 
 INLINE = {"num_workers": 0}
@@ -59,7 +49,7 @@ def test_tensors_of_every_kind_are_as_torch_sends_them(gpu):
     }
     for dtype in (torch.uint8, torch.bool, torch.bfloat16, torch.float16, torch.float64):
         given[str(dtype)] = torch.arange(100).to(dtype)
-    transfer = Transfer("cuda")  # kept: freeing one waits for its copies
+    transfer = io.Transfer("cuda")  # kept: freeing one waits for its copies
     for name, found in transfer.stage(given).receive().items():
         expected = given[name].to(found.device, copy=True)
         assert has_arrived(gpu, expected, found), name
@@ -79,13 +69,13 @@ def test_batches_are_those_of_torchs_loader(gpu, options):
 
 def frames_of(pictures, video, **options):
     """By each function that loads some."""
-    sampler = uniform_frames(4)
+    sampler = io.uniform_frames(4)
     sized = {**options, "width": 160, "height": 128}
     return [
-        load_image_batch(pictures, width=32, height=24, **options),
-        load_clip(video, sampler, **sized).frames,
-        load_clip_batch([video, video], sampler, **sized).frames,
-        load_video(video, **options),
+        io.load_image_batch(pictures, width=32, height=24, **options),
+        io.load_clip(video, sampler, **sized).frames,
+        io.load_clip_batch([video, video], sampler, **sized).frames,
+        io.load_video(video, **options),
     ]
 
 
@@ -94,7 +84,7 @@ def test_images_and_clips_are_those_of_the_cpu(gpu, tmp_path):
     """Decoded there, and copied."""
     write_photographs(tmp_path, 3)
     given = sorted(tmp_path.rglob("*.jpg")), write_video(KINDS["b-frames"])
-    copied = frames_of(*given, device_config=cuda_config(0))
+    copied = frames_of(*given, device_config=io.cuda_config(0))
     assert [gpu.index_of(frames) for frames in copied] == [0, 0, 0, 0]
     for expected, found in zip(frames_of(*given), copied, strict=True):
         assert torch.equal(expected, found.cpu())
@@ -271,7 +261,7 @@ def test_loop_goes_on_when_the_device_had_no_memory_for_a_batch(gpu):
     assert next(batches).tolist() == [0]
     with pytest.raises(torch.OutOfMemoryError, match=r"memory|full") as caught:
         next(batches)
-    where = f"in the transfer to {Transfer('cuda').device}"
+    where = f"in the transfer to {io.Transfer('cuda').device}"
     assert any(where in note for note in caught.value.__notes__)
     assert next(batches).tolist() == [2]
 
@@ -279,7 +269,7 @@ def test_loop_goes_on_when_the_device_had_no_memory_for_a_batch(gpu):
 @pytest.mark.cuda
 def test_copy_is_waited_for_on_a_busy_link():
     """A copy that takes long (1 GiB) is complete for the kernel that reads its end."""
-    transfer = Transfer("cuda")
+    transfer = io.Transfer("cuda")
     big = torch.zeros(1 << 28)
     for k in range(1, 5):
         big[-1] = k
@@ -307,9 +297,9 @@ def test_reserved_memory_is_flat_over_epochs():
 def test_copy_stream_may_be_the_users_own():
     """As SPDL's ``cuda_config(stream=)``."""
     stream = torch.cuda.Stream()
-    config = cuda_config(device_index=0, stream=stream.cuda_stream)
+    config = io.cuda_config(device_index=0, stream=stream.cuda_stream)
     for k in range(20):
-        assert transfer_tensor(torch.full((MEBI,), float(k)), config).sum().item() == k * MEBI
+        assert io.transfer_tensor(torch.full((MEBI,), float(k)), config).sum().item() == k * MEBI
 
 
 class Pinnable:

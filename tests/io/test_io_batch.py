@@ -12,14 +12,8 @@ from support.pictures import KINDS as FILES, encode, photograph
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
+from spdl_torch import io
 from spdl_torch.errors import DecodeError, UnsupportedOptionError
-from spdl_torch.io import (
-    Crop,
-    decode_image,
-    load_image,
-    load_image_batch,
-    random_resized_crop,
-)
 from spdl_torch.io._image import images, kernel
 
 SIZES = [(375, 500), (500, 375), (300, 300), (61, 97), (224, 224), (120, 640), (9, 7), (1, 1)]
@@ -39,26 +33,26 @@ def paths(tmp_path_factory):
 def test_load_image_has_its_planes_in_front_at_every_size(paths):
     """As decode_image has; a side that is left open follows the picture's shape."""
     for path in paths:
-        stored = decode_image(path)
-        assert torch.equal(load_image(path), stored)
+        stored = io.decode_image(path)
+        assert torch.equal(io.load_image(path), stored)
         height, width = stored.shape[1:]
-        assert load_image(path, 2 * width).shape == (3, 2 * height, 2 * width)
-        assert load_image(path, height=3 * height).shape == (3, 3 * height, 3 * width)
-        half = load_image(path, crop=lambda h, w: Crop(0, 0, -(-h // 2), w))
+        assert io.load_image(path, 2 * width).shape == (3, 2 * height, 2 * width)
+        assert io.load_image(path, height=3 * height).shape == (3, 3 * height, 3 * width)
+        half = io.load_image(path, crop=lambda h, w: io.Crop(0, 0, -(-h // 2), w))
         assert torch.equal(half, stored[:, : -(-height // 2)])
 
 
 def test_load_image_batch_equals_torchvision(paths):
     """Bit for bit torchvision v2's antialiased resize of each picture, of paths and of bytes."""
-    batch = load_image_batch(paths, width=96, height=64)
+    batch = io.load_image_batch(paths, width=96, height=64)
     contents = [path.read_bytes() for path in paths]
-    assert torch.equal(load_image_batch(contents, width=96, height=64), batch)
+    assert torch.equal(io.load_image_batch(contents, width=96, height=64), batch)
     assert batch.shape == (len(paths), 64, 96, 3)
     assert batch.is_contiguous()
     for path, image in zip(paths, batch, strict=True):
-        expected = v2.functional.resize(decode_image(path), [64, 96], antialias=True)
+        expected = v2.functional.resize(io.decode_image(path), [64, 96], antialias=True)
         assert torch.equal(image.permute(2, 0, 1), expected)
-        assert torch.equal(load_image(path, 96, 64), expected)
+        assert torch.equal(io.load_image(path, 96, 64), expected)
 
 
 def test_random_resized_crop_equals_torchvision(paths):
@@ -66,11 +60,11 @@ def test_random_resized_crop_equals_torchvision(paths):
     in every way in which the kernel runs."""
     transform = v2.Compose([v2.RandomResizedCrop((64, 96)), v2.RandomHorizontalFlip()])
     torch.manual_seed(11)
-    expected = torch.stack([transform(decode_image(path)) for path in paths])
+    expected = torch.stack([transform(io.decode_image(path)) for path in paths])
     for way in WAYS:
         torch.manual_seed(11)
         with running(way):
-            batch = load_image_batch(paths, width=96, height=64, crop=random_resized_crop)
+            batch = io.load_image_batch(paths, width=96, height=64, crop=io.random_resized_crop)
         assert torch.equal(batch.permute(0, 3, 1, 2), expected)
 
 
@@ -87,8 +81,8 @@ def test_random_resized_crop_draws_torchvisions_box(scale, ratio, way):
         state = torch.get_rng_state()
         torch.manual_seed(seed)
         with running(way):
-            crop = random_resized_crop(height, width, scale=scale, ratio=ratio, flip=None)
-        assert crop == Crop(*expected, flip=False)
+            crop = io.random_resized_crop(height, width, scale=scale, ratio=ratio, flip=None)
+        assert crop == io.Crop(*expected, flip=False)
         assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -109,7 +103,7 @@ def plans(draw):
 def test_kernel_has_the_same_bits_in_every_way(given):
     """Pictures as bytes and as pixels, in every geometry; another size than planned is refused."""
     data = torch.frombuffer(bytearray(DAMAGED[1]), dtype=torch.uint8)
-    pictures = [data if is_bytes else decode_image(data) for _, is_bytes in given]
+    pictures = [data if is_bytes else io.decode_image(data) for _, is_bytes in given]
     found = []
     for way in WAYS:
         batch = torch.full((len(given), 12, 10, 3), 7, dtype=torch.uint8).permute(0, 3, 1, 2)
@@ -140,7 +134,7 @@ def test_boxes_are_drawn_alike_in_every_way(source):
 
 def load_one(path, width=8, height=8, **options):
     """A batch of one."""
-    return load_image_batch([path], width=width, height=height, **options)
+    return io.load_image_batch([path], width=width, height=height, **options)
 
 
 SIZE = {"width": 8, "height": 8}
@@ -151,17 +145,17 @@ SIZE = {"width": 8, "height": 8}
     [
         *(
             (
-                partial(load, crop=lambda height, width: Crop(0, 0, 999, 9), **SIZE),
+                partial(load, crop=lambda height, width: io.Crop(0, 0, 999, 9), **SIZE),
                 *(ValueError, r"Crop\(top=0.*outside the picture of height=375"),
             )
-            for load in (load_image, load_one)
+            for load in (io.load_image, load_one)
         ),
-        (partial(load_image, width=2.5), TypeError, "cannot be interpreted as an integer"),
+        (partial(io.load_image, width=2.5), TypeError, "cannot be interpreted as an integer"),
         (partial(load_one, device_config=1), UnsupportedOptionError, "Pass None and move the"),
-        (lambda _: load_image_batch([], **SIZE), ValueError, "at least one image"),
-        (lambda path: decode_image(path.with_name("gone.jpg")), FileNotFoundError, r"gone\.jpg"),
-        (lambda _: decode_image(7), TypeError, "got int"),
-        (lambda _: decode_image(torch.zeros(3, 4, 4)), TypeError, "uint8 with one dimension"),
+        (lambda _: io.load_image_batch([], **SIZE), ValueError, "at least one image"),
+        (lambda path: io.decode_image(path.with_name("gone.jpg")), FileNotFoundError, r"gone\.jpg"),
+        (lambda _: io.decode_image(7), TypeError, "got int"),
+        (lambda _: io.decode_image(torch.zeros(3, 4, 4)), TypeError, "uint8 with one dimension"),
     ],
 )
 def test_call_that_cannot_be_meant_is_refused(paths, call, error, match):
@@ -172,9 +166,9 @@ def test_call_that_cannot_be_meant_is_refused(paths, call, error, match):
 
 def test_what_numpy_holds_is_taken(paths):
     """Sizes, as whatever has an index, and paths, as those of a table."""
-    assert load_image(paths[0], np.int64(6), torch.tensor(5)).shape == (3, 5, 6)
+    assert io.load_image(paths[0], np.int64(6), torch.tensor(5)).shape == (3, 5, 6)
     names = np.array([str(path) for path in paths])
-    assert len(load_image_batch(names, width=6, height=5)) == len(paths)
+    assert len(io.load_image_batch(names, width=6, height=5)) == len(paths)
 
 
 @pytest.fixture
@@ -190,9 +184,9 @@ def test_load_image_batch_names_the_bad_file(mixed, bad):
     """One truncated file, JPEG or PNG: one DecodeError with its name."""
     mixed[bad].write_bytes(mixed[bad].read_bytes()[:-100])
     with pytest.raises(DecodeError, match=rf"/{bad}\.img: .*truncated"):
-        load_image_batch(mixed, width=40, height=40)
+        io.load_image_batch(mixed, width=40, height=40)
     with pytest.raises(FileNotFoundError, match=r"gone\.jpg"):  # which is not the data's fault
-        load_image_batch([mixed[2], mixed[2].with_name("gone.jpg")], width=8, height=8)
+        io.load_image_batch([mixed[2], mixed[2].with_name("gone.jpg")], width=8, height=8)
 
 
 def test_load_image_batch_not_strict_drops_bad_files(mixed):
@@ -200,17 +194,17 @@ def test_load_image_batch_not_strict_drops_bad_files(mixed):
     mixed[2].write_bytes(mixed[2].read_bytes()[:-100])
     mixed[4].write_bytes(b"")
     good = [path for k, path in enumerate(mixed) if k not in (2, 4)]
-    kept = load_image_batch(mixed, width=40, height=40, strict=False)
-    assert torch.equal(kept, load_image_batch(good, width=40, height=40))
+    kept = io.load_image_batch(mixed, width=40, height=40, strict=False)
+    assert torch.equal(kept, io.load_image_batch(good, width=40, height=40))
     with pytest.raises(DecodeError, match=r"none of the 2 images can be decoded.*[24]\.img"):
-        load_image_batch([mixed[2], mixed[4]], width=40, height=40, strict=False)
+        io.load_image_batch([mixed[2], mixed[4]], width=40, height=40, strict=False)
 
 
 def test_load_image_batch_header_that_lies(mixed, monkeypatch):
     """Crop boxes were made for the size in the header: another size is refused, not cropped."""
     monkeypatch.setattr(images.decode, "header_size", lambda data, name, **_: (30, 40))
     with pytest.raises(DecodeError, match=r"0\.img: the header says height and width \(30, 40\)"):
-        load_image_batch(mixed, width=40, height=40)
+        io.load_image_batch(mixed, width=40, height=40)
 
 
 DAMAGED = [KINDS["4:2:0"], encode(photograph(40, 50), "JPEG"), encode(photograph(40, 50), "PNG")]
@@ -232,7 +226,7 @@ def test_damaged_neighbour_changes_no_other_image(content, edits, cut, codec, wa
         content[int(place**2 * len(content))] = value  # squared: more edits near the header
     content = bytes(content if cut is None else content[: int(cut * len(content))])
     good = KINDS["gray"]
-    load = partial(by(codec, load_image_batch), width=16, height=16, scaled=scaled)
+    load = partial(by(codec, io.load_image_batch), width=16, height=16, scaled=scaled)
     with running(way):
         batch, expected = load([good, content, good], strict=False), load([good])[0]
     assert len(batch) in (2, 3)

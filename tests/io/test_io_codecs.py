@@ -2,9 +2,9 @@
 of libjpeg-turbo, which decodes regions; of torchcodec and Pillow where torchvision has no decoders;
 and of all mixtures."""
 
-import io
 from ctypes.util import find_library
 from functools import partial
+from io import BytesIO
 
 import pytest
 import torch
@@ -24,14 +24,8 @@ from support.jpegs import (
 )
 from support.pictures import KINDS as FILES, png16
 
+from spdl_torch import io
 from spdl_torch.errors import DecodeError
-from spdl_torch.io import (
-    Crop,
-    decode_image,
-    load_image,
-    load_image_batch,
-    random_resized_crop,
-)
 from spdl_torch.io._image import decode, libjpeg_turbo
 
 EVERY_KIND = {**FILES, **KINDS, **OTHER_KINDS, "png 16-bit gray": png16(0, 1)[0]}
@@ -67,7 +61,7 @@ def turned(orientation):
     """A square JPEG with an EXIF orientation, which a decoder that obeys it turns unnoticed."""
     exif = Image.Exif()
     exif[0x0112] = orientation
-    picture, buffer = Image.open(io.BytesIO(jpeg(96, 96))), io.BytesIO()
+    picture, buffer = Image.open(BytesIO(jpeg(96, 96))), BytesIO()
     picture.save(buffer, "JPEG", exif=exif)
     return buffer.getvalue()
 
@@ -82,10 +76,10 @@ TURNED = [turned(each) for each in range(1, 9)]
 def test_region_has_the_pixels_of_the_whole_picture(kind, data):
     """Bit for bit, wherever the box lies and however small it is: also at the region's edges,
     where colours are interpolated from samples on both sides."""
-    whole = decode_image(KINDS[kind])
+    whole = io.decode_image(KINDS[kind])
     top, left, height, width = box = data.draw(boxes(*whole.shape[1:]), label="box")
-    load = by("libjpeg-turbo", load_image)
-    part = load(KINDS[kind], width, height, crop=lambda *_: Crop(*box))
+    load = by("libjpeg-turbo", io.load_image)
+    part = load(KINDS[kind], width, height, crop=lambda *_: io.Crop(*box))
     assert torch.equal(part, whole[:, top : top + height, left : left + width])
 
 
@@ -95,21 +89,21 @@ def test_pixels_are_torchvisions(codec, regions):
 
     def load(codec):
         torch.manual_seed(0)
-        crop = partial(random_resized_crop, scale=(0.1, 0.5))
-        return by(codec, load_image_batch)(contents, width=40, height=30, crop=crop)
+        crop = partial(io.random_resized_crop, scale=(0.1, 0.5))
+        return by(codec, io.load_image_batch)(contents, width=40, height=30, crop=crop)
 
     expected = load("torchvision")
     assert regions == []
     found = load(codec)
     assert "libjpeg-turbo" not in codec or regions.count(True) >= len(KINDS)
-    alone = [by("torchvision", load_image)(each) for each in contents]
+    alone = [by("torchvision", io.load_image)(each) for each in contents]
     # An old torchvision has an old libjpeg: there this kind is another picture in Pillow, too.
     old = [*EVERY_KIND].index("4:4:0")
-    is_old = not torch.equal(by("Pillow", load_image)(contents[old]), alone[old])
+    is_old = not torch.equal(by("Pillow", io.load_image)(contents[old]), alone[old])
     for number, content in enumerate(contents):
         if number != old or not is_old:
             assert torch.equal(found[number], expected[number])
-            assert torch.equal(by(codec, load_image)(content), alone[number])
+            assert torch.equal(by(codec, io.load_image)(content), alone[number])
 
 
 def hit(content, data):
@@ -137,15 +131,15 @@ def test_nothing_depends_on_what_is_installed(data, decoders, way, scaled):
         with having(decoders), running(way):
             try:
                 return [
-                    decode_image(content),
-                    decode_image(content, apply_exif_orientation=True),
-                    load_image(content, 20, 10, crop=kept, scaled=scaled),
+                    io.decode_image(content),
+                    io.decode_image(content, apply_exif_orientation=True),
+                    io.load_image(content, 20, 10, crop=kept, scaled=scaled),
                 ]
             except DecodeError as error:
                 return [torch.tensor([*str(error).encode()[:9]])]  # the name
 
     drawn = {}
-    kept = lambda *size: drawn.setdefault(size, Crop(*data.draw(boxes(*size))))  # noqa: E731
+    kept = lambda *size: drawn.setdefault(size, io.Crop(*data.draw(boxes(*size))))  # noqa: E731
     expected, found = load(["torchvision"], "eager"), load(decoders, way)
     assert len(found) == len(expected)
     assert all(map(torch.equal, found, expected))
@@ -158,7 +152,7 @@ def test_libjpeg_turbo_decodes_whole_pictures_where_torchvision_cannot(regions):
     with decoding_by("libjpeg-turbo alone"):
         assert find().path == LIBRARY.path
     regions.clear()
-    by("libjpeg-turbo alone", load_image_batch)([*KINDS.values()], width=9, height=9)
+    by("libjpeg-turbo alone", io.load_image_batch)([*KINDS.values()], width=9, height=9)
     assert regions == [True] * len(KINDS)
 
 
@@ -167,12 +161,12 @@ def test_torchcodec_decodes_where_torchvision_cannot(monkeypatch):
     pytest.importorskip("torchcodec", reason="torchcodec is not installed")
     torchcodec, seen = decode.torchcodec_jpeg(), []
     spy = lambda data: seen.append(len(data)) or torchcodec(data)  # noqa: E731
-    expected = load_image(KINDS["4:2:0"], 50, 40)
+    expected = io.load_image(KINDS["4:2:0"], 50, 40)
     monkeypatch.setattr(decode, "torchcodec_jpeg", lambda: spy)
     for way in WAYS:
         seen.clear()
         with running(way):
-            assert torch.equal(by("torchcodec", load_image)(KINDS["4:2:0"], 50, 40), expected)
+            assert torch.equal(by("torchcodec", io.load_image)(KINDS["4:2:0"], 50, 40), expected)
         # The extension calls torchcodec's operator.
         assert seen == ([] if way == "extension" else [len(KINDS["4:2:0"])])
 
@@ -181,7 +175,7 @@ def test_bytes_before_the_first_segment_are_refused(codec):
     """torchcodec would skip them; torchvision and Pillow do not know such a file for a JPEG."""
     for each in ("torchvision", codec):
         with pytest.raises(DecodeError, match=r"nsupported image file|cannot identify"):
-            by(each, load_image)(KINDS["gray"][:2] + b"\0" + KINDS["gray"][2:], 9, 9)
+            by(each, io.load_image)(KINDS["gray"][:2] + b"\0" + KINDS["gray"][2:], 9, 9)
 
 
 @pytest.mark.parametrize("wrong", ["not a library", "too old", "other pixels"])

@@ -1,11 +1,11 @@
 """decode_image: every kind of file becomes what Pillow makes of it, or one DecodeError. And what
 programs written for Pillow and torchvision rely on: formats, ``info``, and their errors."""
 
-import io
 import pickle
 import re
 import struct
 import warnings
+from io import BytesIO
 
 import numpy as np
 import pytest
@@ -14,21 +14,14 @@ from PIL import Image, ImageFile, ImageOps
 from support.pictures import KINDS, encode, photograph, png, png16
 from torchvision import datasets, transforms
 
-from spdl_torch import ImageFolder
+from spdl_torch import ImageFolder, io
 from spdl_torch.data.sources import TarShards
 from spdl_torch.errors import DecodeError
-from spdl_torch.io import (
-    decode_image,
-    load_clip,
-    load_image,
-    load_image_batch,
-    load_npy,
-)
 from spdl_torch.io._remote import is_transient
 
 
 def pillow(content):
-    with Image.open(io.BytesIO(content)) as image:
+    with Image.open(BytesIO(content)) as image:
         return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
 
 
@@ -42,7 +35,7 @@ def tagged(orientation=6):
 @pytest.mark.parametrize("kind", KINDS)
 def test_decode_image_equals_pillow(kind):
     """Every kind of file gives the pixels of Pillow's convert("RGB")."""
-    image = decode_image(KINDS[kind])
+    image = io.decode_image(KINDS[kind])
     assert image.dtype == torch.uint8
     assert torch.equal(image, pillow(KINDS[kind]))
 
@@ -51,18 +44,18 @@ def test_decode_image_keeps_high_byte_of_16_bit_gray():
     """16-bit gray keeps its shades (Pillow's convert would saturate nearly all to white)."""
     content, samples = png16(0, 1)
     expected = torch.from_numpy(samples[..., 0] >> 8).to(torch.uint8)
-    assert torch.equal(decode_image(content), expected.expand(3, -1, -1))
+    assert torch.equal(io.decode_image(content), expected.expand(3, -1, -1))
     tiff = encode(Image.fromarray(samples[..., 0].astype(np.uint16)), "TIFF")
-    assert torch.equal(decode_image(tiff), expected.expand(3, -1, -1))
+    assert torch.equal(io.decode_image(tiff), expected.expand(3, -1, -1))
     height, width = expected.shape
     place = struct.pack("<BBBBHHII", width, height, 0, 0, 1, 16, len(content), 22)
     icon = struct.pack("<HHH", 0, 1, 1) + place + content
-    assert torch.equal(decode_image(icon), expected.expand(3, -1, -1))
+    assert torch.equal(io.decode_image(icon), expected.expand(3, -1, -1))
 
 
 def upright(content):
     """What Pillow turns the picture to."""
-    with Image.open(io.BytesIO(content)) as image:
+    with Image.open(BytesIO(content)) as image:
         turned = ImageOps.exif_transpose(image).convert("RGB")
     return torch.from_numpy(np.array(turned)).permute(2, 0, 1)
 
@@ -72,8 +65,8 @@ def upright(content):
 def test_decode_image_turns_by_exif_only_when_asked(file_format, orientation):
     """The picture is as stored by default, and upright with apply_exif_orientation."""
     content = encode(photograph(), file_format, exif=tagged(orientation))
-    assert torch.equal(decode_image(content, apply_exif_orientation=True), upright(content))
-    assert torch.equal(decode_image(content), pillow(content))
+    assert torch.equal(io.decode_image(content, apply_exif_orientation=True), upright(content))
+    assert torch.equal(io.decode_image(content), pillow(content))
 
 
 @pytest.mark.parametrize("change", ["another segment before it", "damaged name"])
@@ -88,7 +81,7 @@ def test_decode_image_turns_by_the_segment_that_has_exifs_name(change):
         content = content[:2] + b"\xff\xe1" + length + words + content[2:]
     expected = upright(content)
     assert (expected.shape[1:] == (97, 61)) == (change != "damaged name")
-    assert torch.equal(decode_image(content, apply_exif_orientation=True), expected)
+    assert torch.equal(io.decode_image(content, apply_exif_orientation=True), expected)
 
 
 CUT = ["jpeg", "jpeg progressive", "jpeg CMYK", "png", "png palette", "webp", "gif", "bmp", "tiff"]
@@ -101,7 +94,7 @@ def test_decode_image_truncated(tmp_path, kind, kept):
     path = tmp_path / "cut.jpg"
     path.write_bytes(KINDS[kind][: int(len(KINDS[kind]) * kept)])
     with pytest.raises(DecodeError, match=re.escape(str(path)) + ": ..."):
-        decode_image(path)
+        io.decode_image(path)
 
 
 @pytest.mark.parametrize(
@@ -118,12 +111,12 @@ def test_decode_image_names_file_and_reason(tmp_path, content, message):
     the batch's error and after a pickle; nothing else of the text changes."""
     path = tmp_path / "a\x1b[2J\u202eb\n ü.jpg"
     path.write_bytes(content)
-    for load in (decode_image, lambda path: load_image_batch([path], width=8, height=8)):
+    for load in (io.decode_image, lambda path: io.load_image_batch([path], width=8, height=8)):
         match = r"/a\\x1b\[2J\\u202eb\n ü\.jpg: .*" + message
         with pytest.raises(DecodeError, match=match) as caught:
             load(path)
         assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
-        assert load is not decode_image or "truncated" not in message or caught.value.__cause__
+        assert load is not io.decode_image or "truncated" not in message or caught.value.__cause__
         with pytest.raises(DecodeError, match="^<bytes>: .*" + message):
             load(content)
 
@@ -135,18 +128,18 @@ def test_decode_image_small_file_with_huge_size():
     huge = jpeg[:place] + struct.pack(">HH", 65_000, 65_000) + jpeg[place + 4 :]
     for bomb in (png(60_000, 60_000, 8, 2, bytes(5000)), huge):
         with pytest.raises(DecodeError, match="limit"):
-            decode_image(bomb)
+            io.decode_image(bomb)
 
 
 def test_decode_image_obeys_pillow_pixel_limit(monkeypatch):
     """The limit is Pillow's own, so a script that moved it there is obeyed."""
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 61 * 97 // 2 - 1)
     for kind in ("jpeg", "png", "webp", "bmp"):
-        for load in (decode_image, lambda content: load_image(content, 9, 9, scaled=True)):
+        for load in (io.decode_image, lambda content: io.load_image(content, 9, 9, scaled=True)):
             with pytest.raises(DecodeError, match="limit"):
                 load(KINDS[kind])
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
-    assert decode_image(KINDS["jpeg"]).shape == (3, 61, 97)
+    assert io.decode_image(KINDS["jpeg"]).shape == (3, 61, 97)
 
 
 RNG = np.random.default_rng(0)
@@ -212,12 +205,12 @@ def test_formats_of_plugins_are_decoded(monkeypatch):
 
     content = b"SOMEHEIF" + bytes(range(48))
     with pytest.raises(DecodeError, match="<bytes>: cannot identify image file"):
-        decode_image(content)
+        io.decode_image(content)
     for name in ("OPEN", "ID"):
         monkeypatch.setattr(Image, name, getattr(Image, name).copy())
     Image.register_open("SOMEHEIF", Plugin, lambda head: head[:8] == b"SOMEHEIF")
     expected = torch.arange(48, dtype=torch.uint8).view(4, 4, 3).permute(2, 0, 1)
-    assert torch.equal(decode_image(content), expected)
+    assert torch.equal(io.decode_image(content), expected)
 
 
 def test_decode_errors_are_what_pillow_and_spdl_raise(tmp_path):
@@ -229,9 +222,9 @@ def test_decode_errors_are_what_pillow_and_spdl_raise(tmp_path):
     for load in (
         lambda: folder[0],
         lambda: folder[1],
-        lambda: load_clip(b"no video", lambda info: [0.0]),
+        lambda: io.load_clip(b"no video", lambda info: [0.0]),
         lambda: list(TarShards(str(tmp_path / "a" / "page.jpg"), index=False)),
-        lambda: load_npy(b"no array"),
+        lambda: io.load_npy(b"no array"),
     ):
         for kind in (OSError, ValueError):
             with pytest.raises(kind, match=r"page\.jpg|cut\.jpg|<bytes>") as caught:
@@ -246,11 +239,11 @@ def test_cut_files_are_read_as_pillow_is_told_to(monkeypatch):
     noise = Image.fromarray(RNG.integers(0, 256, (1024, 1024, 3), dtype="u1"))
     for content in (encode(noise, "JPEG")[:900], encode(noise, "PNG")[:300]):
         with pytest.raises(DecodeError, match="<bytes>: "):
-            decode_image(content)
+            io.decode_image(content)
         monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
         expected = pillow(content)
-        assert torch.equal(decode_image(content), expected)
-        (one,) = load_image_batch([content], width=1024, height=1024)
+        assert torch.equal(io.decode_image(content), expected)
+        (one,) = io.load_image_batch([content], width=1024, height=1024)
         assert torch.equal(one.permute(2, 0, 1), expected)
         monkeypatch.undo()
 
@@ -262,9 +255,9 @@ def test_a_warning_of_many_pixels_is_pillows(monkeypatch, name):
     small = encode(Image.new("RGB", (4, 4), "red"), "JPEG")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", PICTURE.width * PICTURE.height - 1)
     for load in (
-        decode_image,
-        lambda content: load_image_batch([content], width=8, height=8),
-        lambda content: load_image(content, 8, 8, scaled=True),
+        io.decode_image,
+        lambda content: io.load_image_batch([content], width=8, height=8),
+        lambda content: io.load_image(content, 8, 8, scaled=True),
     ):
         with pytest.warns(Image.DecompressionBombWarning, match="1536 pixels") as seen:
             load(FILES[name])
@@ -274,6 +267,6 @@ def test_a_warning_of_many_pixels_is_pillows(monkeypatch, name):
             with pytest.raises(Image.DecompressionBombWarning, match=r"^<bytes>: .*1536 pixels"):
                 load(FILES[name])
             files = [FILES[name], small]
-            assert len(load_image_batch(files, width=8, height=8, strict=False)) == 1
+            assert len(io.load_image_batch(files, width=8, height=8, strict=False)) == 1
             with pytest.raises(DecodeError, match=r"none of the 1 images .*1536 pixels"):
-                load_image_batch(files[:1], width=8, height=8, strict=False)
+                io.load_image_batch(files[:1], width=8, height=8, strict=False)

@@ -5,6 +5,7 @@ import itertools
 import struct
 from fractions import Fraction
 from functools import partial
+from types import SimpleNamespace
 
 import av
 import numpy as np
@@ -31,8 +32,6 @@ from spdl_torch.io import (
 )
 
 EXAMPLE = write_video(KINDS["b-frames"])
-
-
 FINE = Kind("mp4", "libx264", {"bf": "2", "g": "12"}, rate=30, step=lambda k: k + 30 * 2100)
 """A video that starts late, as a part of a stream does."""
 
@@ -74,16 +73,12 @@ def test_sources_of_every_kind(tmp_path):
     path.write_bytes(EXAMPLE)
     expected = load_video(EXAMPLE, (0.5, 1.0))
     tensor = torch.frombuffer(bytearray(EXAMPLE), dtype=torch.uint8)
-
-    class Stream:
-        def __init__(self, content):
-            self.read = io.BytesIO(content).read
-
     in_order = write_video(KINDS["fragmented"])
+    stream = SimpleNamespace(read=io.BytesIO(in_order).read)
     with path.open("rb") as file:
         for source in (path, str(path), bytearray(EXAMPLE), memoryview(EXAMPLE), tensor, file):
             assert torch.equal(load_video(source, (0.5, 1.0)), expected)
-    assert torch.equal(load_video(Stream(in_order), (0.5, 1.0)), load_video(in_order, (0.5, 1.0)))
+    assert torch.equal(load_video(stream, (0.5, 1.0)), load_video(in_order, (0.5, 1.0)))
 
 
 def test_threads_decode_the_same_packets(pool):
@@ -176,14 +171,13 @@ def test_colours_are_the_same_through_filters(colours):
 def test_stream_that_the_container_prefers_is_read():
     """Of several, though another one comes first."""
     with av.open(file := io.BytesIO(), "w", "matroska") as container:
-        streams = [container.add_stream("ffv1", rate=25) for _ in range(2)]
-        for stream, size in zip(streams, (16, 48), strict=True):
+        streams = {size: container.add_stream("ffv1", rate=25) for size in (16, 48)}
+        for size, stream in streams.items():
             stream.width, stream.height, stream.pix_fmt = size, size, "yuv444p"
-        streams[1].disposition = Disposition.default
-        for stream, size in zip(streams, (16, 48), strict=True):
+        streams[48].disposition = Disposition.default
+        for size, stream in streams.items():
             frame = av.VideoFrame.from_ndarray(np.zeros((3, size, size), np.uint8), "yuv444p")
-            container.mux(stream.encode(frame))
-            container.mux(stream.encode(None))
+            container.mux([*stream.encode(frame), *stream.encode(None)])
     assert load_video(file.getvalue()).shape == (1, 48, 48, 3)
 
 
@@ -261,17 +255,11 @@ def test_to_torch_shares_memory_where_it_can():
     assert to_torch(array).data_ptr() == array.ctypes.data
     tensor = torch.zeros(3)
     assert to_torch(tensor) is tensor
-
-    class Interface:
-        __array_interface__ = array.__array_interface__
-
-    assert to_torch(Interface()).tolist() == array.tolist()
+    interface = SimpleNamespace(__array_interface__=array.__array_interface__)
+    assert to_torch(interface).tolist() == array.tolist()
     frozen = np.frombuffer(b"abc", dtype=np.uint8)
     assert to_torch(frozen).tolist() == [97, 98, 99]
     assert to_torch(array[::-1]).tolist() == [[3, 4, 5], [0, 1, 2]]
-
-    class Capsule:
-        __dlpack__ = staticmethod(tensor.__dlpack__)
-        __dlpack_device__ = staticmethod(tensor.__dlpack_device__)
-
-    assert to_torch(Capsule()).data_ptr() == tensor.data_ptr()
+    names = ("__dlpack__", "__dlpack_device__")
+    capsule = SimpleNamespace(**{name: getattr(tensor, name) for name in names})
+    assert to_torch(capsule).data_ptr() == tensor.data_ptr()
