@@ -185,13 +185,6 @@ def test_box_without_a_pixel_is_black_as_pillows(tmp_path, size, ratio, suffix):
 RANDOM = ["train, v1", "train, v2", "train without flip", "fixed size", "uint8", "sequential"]
 
 
-@pytest.fixture(params=WAYS)
-def kernel_runs(request):
-    """The kernel's functions run in each of their ways."""
-    with running(request.param):
-        yield
-
-
 def test_report_names_the_command_where_nothing_is_compiled(root):
     """Where the kernel runs in Python, and there alone: not where it does not run."""
     recipe = BATCHED["train, v1"]
@@ -210,17 +203,18 @@ def images_of(dataset, sampler, batch_size, seed=3):
     return torch.cat([images for images, _ in loader])
 
 
-@pytest.mark.usefixtures("kernel_runs")
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", [*RANDOM, "erasing", "own function before"])
-def test_batches_have_the_bits_of_single_samples(root, name):
+def test_batches_have_the_bits_of_single_samples(root, name, way):
     """Each sample draws from its own stream: in whole batches, of a mixture, and one by one."""
     folder = ImageFolder(root, EVERY[name])
     mixture = mix({"a": folder, "b": ImageFolder(root, EVERY[name])}, {"a": 2, "b": 1}, stop="all")
     assert mixture.__getitems__ is not None
     for dataset, sampler in ((folder, None), (mixture, mixture.sampler())):
-        singles = images_of(dataset, sampler, 1)
-        assert torch.equal(images_of(dataset, sampler, 5), singles)
-        assert not torch.equal(images_of(dataset, sampler, 5, seed=4), singles)
+        with running(way):
+            singles = images_of(dataset, sampler, 1)
+            assert torch.equal(images_of(dataset, sampler, 5), singles)
+            assert not torch.equal(images_of(dataset, sampler, 5, seed=4), singles)
 
 
 def test_bad_file_is_named(root, tmp_path):

@@ -4,25 +4,13 @@ and of all mixtures."""
 
 from ctypes.util import find_library
 from functools import partial
-from io import BytesIO
 
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from PIL import Image
-from support.jpegs import (
-    KINDS,
-    LIBRARY,
-    OTHER_KINDS,
-    WAYS,
-    boxes,
-    by,
-    decoding_by,
-    having,
-    jpeg,
-    running,
-)
-from support.pictures import KINDS as FILES, png16
+from support.jpegs import KINDS, LIBRARY, OTHER_KINDS, WAYS, boxes, by, decoding_by, having, running
+from support.pictures import KINDS as FILES, encode, photograph, png16
+from test_io_decode import tagged
 
 from spdl_torch import io
 from spdl_torch.errors import DecodeError
@@ -57,16 +45,8 @@ def regions(monkeypatch):
     return asked
 
 
-def turned(orientation):
-    """A square JPEG with an EXIF orientation, which a decoder that obeys it turns unnoticed."""
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    picture, buffer = Image.open(BytesIO(jpeg(96, 96))), BytesIO()
-    picture.save(buffer, "JPEG", exif=exif)
-    return buffer.getvalue()
-
-
-TURNED = [turned(each) for each in range(1, 9)]
+# A decoder that obeys the orientation turns these unnoticed.
+TURNED = [encode(photograph(96, 96), "JPEG", exif=tagged(each)) for each in range(1, 9)]
 
 
 @needs_library
