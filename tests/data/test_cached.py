@@ -25,7 +25,7 @@ from PIL import Image
 from support import warm
 from support.datasets import Made as MadeBy, Sized
 from support.forks import fork, found_in_fork, found_in_forks
-from support.gates import PATIENCE_SECONDS, in_thread, result_of, until
+from support.gates import PATIENCE_SECONDS, in_thread, result_of, switching, until
 from support.inside import kept_by, placement_of
 from support.readings import shown
 from support.tars import keys, shard_of, write_shard
@@ -251,18 +251,10 @@ def test_what_somebody_removed_is_made_again(gone, tmp_path, caplog):
     assert not caplog.records
 
 
-def read_all_at_once(kept, barrier, num_threads):
-    """Every sample, in the order in which the other programs read them."""
-    with ThreadPoolExecutor(num_threads) as threads:
-        barrier.wait()
-        return list(threads.map(kept.__getitem__, range(len(kept))))
-
-
-@pytest.mark.parametrize(("num_programs", "num_threads"), [(3, 1), (1, 3), (2, 3)])
-def test_sample_is_made_once_if_several_ask_for_it_at_once(
-    num_programs, num_threads, tmp_path, monkeypatch
-):
+@pytest.mark.parametrize(("programs", "threads"), [(3, 1), (1, 3), (2, 3)])
+def test_sample_is_made_once_where_several_ask_for_it(programs, threads, tmp_path, monkeypatch):
     """Threads or programs, which all begin with the same sample."""
+    barrier = forked.Barrier(programs)
 
     def make(index):
         with open(tmp_path / "made", "ab", buffering=0) as file:
@@ -276,12 +268,16 @@ def test_sample_is_made_once_if_several_ask_for_it_at_once(
         kept.dataset = MadeBy(lambda _: os.write(writing, b".") and signal.pause(), len(kept))
         kept[0]
 
+    def read():
+        with ThreadPoolExecutor(threads) as pool, switching():
+            barrier.wait()
+            return [*pool.map(list, [kept] * threads)]
+
     kill_after(1, hold)
-    read = partial(read_all_at_once, kept, forked.Barrier(num_programs), num_threads)
-    assert found_in_forks(*[read] * num_programs) == [[*range(100)]] * num_programs
+    assert found_in_forks(*[read] * programs) == [[[*range(100)]] * threads] * programs
     made = (tmp_path / "made").read_bytes()
     assert set(made) == set(range(100))
-    if num_threads == 1 or num_programs == 1:
+    if 1 in (threads, programs):
         assert len(made) == 100
 
 

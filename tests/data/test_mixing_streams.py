@@ -109,14 +109,9 @@ KINDS = {
 }
 
 
-def parts(kind):
-    """A mixture's sources, of which every worker takes its part."""
-    return {name: as_source(make(name, length)) for name, (make, length) in KINDS[kind].items()}
-
-
-def whole(kind):
-    """A mixture's datasets, which only one worker may read."""
-    return {name: make(name, length) for name, (make, length) in KINDS[kind].items()}
+def sources_of(kind, wrap=lambda dataset: dataset):
+    """A mixture's datasets, which only one worker may read unless they are wrapped as sources."""
+    return {name: wrap(make(name, length)) for name, (make, length) in KINDS[kind].items()}
 
 
 def piped(sources, **options):
@@ -142,7 +137,7 @@ def test_any_state_resumes_exactly(kind, stop, place):
 
     def make():
         options = {"num_workers": num_workers} if num_workers else {}
-        dataset = piped(parts(kind), stop=stop)
+        dataset = piped(sources_of(kind, as_source), stop=stop)
         return seat.loader(dataset, 3, collate_fn=list, **options)
 
     assert_resume_exact(make, num_epochs=1 if num_workers else 2)
@@ -151,9 +146,9 @@ def test_any_state_resumes_exactly(kind, stop, place):
 @pytest.mark.parametrize(("kind", "stop"), [("kept", "first"), ("all", "all")])
 def test_any_item_of_later_passes_resumes_exactly(kind, stop):
     """Alone, in each pass of the pipeline, which differ."""
-    dataset = piped(whole(kind), stop=stop)
+    dataset = piped(sources_of(kind), stop=stop)
     assert list(dataset) != list(dataset)
-    assert_resume_exact(lambda: piped(whole(kind), stop=stop), num_epochs=2)
+    assert_resume_exact(lambda: piped(sources_of(kind), stop=stop), num_epochs=2)
 
 
 def test_mixture_without_states_is_a_number():
@@ -171,10 +166,10 @@ def test_mixture_that_cannot_be_right_is_refused():
     """A dataset that may divide itself, on several ranks or workers: some of its items would belong
     to nobody. A pipeline's sources are what to mix; a source is no dataset."""
     refused = spdl_torch.UnsupportedOptionError
-    ranks = piped(whole("plain"), num_replicas=2, rank=0, tail="uneven")
+    ranks = piped(sources_of("plain"), num_replicas=2, rank=0, tail="uneven")
     for iterate, error, message in (
         (ranks, refused, r"'a' is an iterable dataset, and 2"),
-        (THREADS.loader(piped(whole("plain")), None), refused, r"pass as_source\(dataset\)"),
+        (THREADS.loader(piped(sources_of("plain")), None), refused, r"pass as_source\(dataset\)"),
         (
             spdl_torch.DataLoader(mix({"a": Plain("a", 3)})),
             *(TypeError, r"A loader takes PipelineDataset\(PipelineBuilder"),

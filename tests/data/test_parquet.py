@@ -54,12 +54,7 @@ ALL = list(range(sum(SIZES)))
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Five files of 7, 0, 3, 12 and 1 rows in row groups of 3."""
-    return write(
-        tmp_path_factory.mktemp("rows"),
-        SIZES,
-        x=lambda n: pa.array(n / 3, pa.float32()),
-        text=lambda n: pa.array([f"row {each}" for each in n], pa.string()),
-    )
+    return write(tmp_path_factory.mktemp("rows"), SIZES, x=lambda n: pa.array(n / 3, pa.float32()))
 
 
 @pytest.mark.parametrize("shuffle", [None, (3, 4)])

@@ -33,10 +33,6 @@ def command(tmp_path, monkeypatch, capfd):
     return run
 
 
-def library_files():
-    return [*extension.library_path().parent.iterdir()]
-
-
 def test_failed_build_leaves_nothing(command, monkeypatch):
     """What a compiler wrote before it failed is not loaded; no compiler is an error, too."""
     status, said = command('echo half > "$1"; echo it is broken >&2; exit 3')
@@ -44,7 +40,7 @@ def test_failed_build_leaves_nothing(command, monkeypatch):
     assert re.search(r"it is broken(?s:.*)exit status 3.*CXX", said)
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert main(["build-kernel"]) == 1
-    assert library_files() == []
+    assert [*extension.library_path().parent.iterdir()] == []
 
 
 def test_library_that_cannot_be_loaded_is_passed_over(command, monkeypatch):
@@ -53,7 +49,7 @@ def test_library_that_cannot_be_loaded_is_passed_over(command, monkeypatch):
     status, said = command('echo no library > "$1"')
     assert status == 1
     assert "cannot be loaded" in said
-    assert library_files() == [extension.library_path()]
+    assert [*extension.library_path().parent.iterdir()] == [extension.library_path()]
     assert kernel._compiled.__wrapped__() is not None  # TorchScript's
 
 

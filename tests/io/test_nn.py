@@ -74,11 +74,11 @@ def test_compiled_model_has_the_same_values():
     assert model[1].weight.grad is not None
 
 
-@pytest.mark.parametrize("given", [{"mean": MEAN}, {"std": STD}])
+@pytest.mark.parametrize("given", [(MEAN, None), (None, STD)])
 def test_mean_and_std_go_together(given):
     """Another mean or spread in place of the one left out would train on other pixels."""
     with pytest.raises(ValueError, match="mean and std, or neither"):
-        ToFloat(**given)
+        ToFloat(*given)
 
 
 @pytest.mark.parametrize(
