@@ -108,14 +108,8 @@ def containers(inner):
     )
 
 
-batches = st.recursive(
-    st.one_of(
-        *(tensors(), st.text(max_size=3), st.integers(), st.none()),
-        st.builds(Later, st.integers(0, 9)),
-    ),
-    containers,
-    max_leaves=8,
-)
+leaves = st.text(max_size=3) | st.integers() | st.none() | st.builds(Later, st.integers(0, 9))
+batches = st.recursive(tensors() | leaves, containers, max_leaves=8)
 
 
 def members_of(batch):
@@ -169,9 +163,7 @@ def backend(transfer, backends):
 
 
 @pytest.mark.usefixtures("pins")
-@settings(
-    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(batches, min_size=1, max_size=5), st.integers(1, 3), st.booleans())
 def test_batch_equals_itself_after_a_transfer(backends, given_batches, num_slabs, in_turn):
     """Any batch, in containers of any kind and nesting, in any dtypes, shapes and strides. The one

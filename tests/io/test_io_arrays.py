@@ -37,10 +37,8 @@ def scalar_dtypes():
         *(hnp.complex_number_dtypes, hnp.datetime64_dtypes, hnp.timedelta64_dtypes),
         hnp.unicode_string_dtypes,
     )
-    ordered = [kind(endianness=order) for kind in kinds for order in "<>"]
-    return st.one_of(
-        *ordered, hnp.boolean_dtypes(), hnp.byte_string_dtypes(), st.just(np.dtype("V3"))
-    )
+    both = [kind(endianness=order) for kind in kinds for order in "<>"]
+    return st.one_of(*both, hnp.boolean_dtypes(), hnp.byte_string_dtypes(), st.just(np.dtype("V3")))
 
 
 def arrays():

@@ -17,7 +17,7 @@ from spdl_torch.errors import DecodeError
 from spdl_torch.io._image import decode, libjpeg_turbo
 
 EVERY_KIND = {**FILES, **KINDS, **OTHER_KINDS, "png 16-bit gray": png16(0, 1)[0]}
-DECODERS = ["torchvision", "libjpeg-turbo", "torchcodec"]
+DECODERS = st.sets(st.sampled_from(["torchvision", "libjpeg-turbo", "torchcodec"]))
 needs_library = pytest.mark.skipif(LIBRARY is None, reason="libjpeg-turbo 3 is not installed")
 
 
@@ -95,12 +95,7 @@ def hit(content, data):
     return content[:place] + new + content[place + len(new) :]
 
 
-@given(
-    data=st.data(),
-    decoders=st.sets(st.sampled_from(DECODERS)),
-    way=st.sampled_from(WAYS),
-    scaled=st.booleans(),
-)
+@given(data=st.data(), decoders=DECODERS, way=st.sampled_from(WAYS), scaled=st.booleans())
 @settings(max_examples=120)
 def test_nothing_depends_on_what_is_installed(data, decoders, way, scaled):
     """Every kind of file, sound, turned or damaged, as a whole, in part and at a reduced size: the

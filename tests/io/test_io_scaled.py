@@ -43,12 +43,9 @@ def by_pillow(content, box, wanted, by):
     image.draft(None, (max(1, width // by), max(1, height // by)))
     assert image.size == (math.ceil(width / by), math.ceil(height / by))
     top, left, height, width = (length / by for length in box)
-    options = {
-        "resample": Image.Resampling.BILINEAR,
-        "box": (left, top, left + width, top + height),
-    }
-    resized = np.array(image.convert("RGB").resize(wanted[::-1], **options))
-    return torch.from_numpy(resized).permute(2, 0, 1)
+    inner = left, top, left + width, top + height
+    resized = image.convert("RGB").resize(wanted[::-1], Image.Resampling.BILINEAR, inner)
+    return torch.from_numpy(np.array(resized)).permute(2, 0, 1)
 
 
 @pytest.mark.parametrize("kind", [*EVERY_KIND, *OTHER_FORMATS, None])
