@@ -1,7 +1,7 @@
 """How many images a second reach the devices of this machine: one process per GPU.
 
-Every worker process takes its share of a list of image files (line ``n`` of the list belongs to
-worker ``n % number of workers``) and runs one pipeline: paths -> batches of paths ->
+Every worker process takes its share of a list of image files (number ``n`` belongs to worker
+``n % number of workers``) and runs one pipeline: paths -> batches of paths ->
 ``spdl_torch.io.load_image_batch``, which reads, decodes, resizes and, for a GPU, copies the batch
 to the device, ``--num-threads`` batches at once -> the worker's main thread, which drops them.
 Without a GPU the batches stay in memory, and ``--num-workers`` says how many processes there are.
@@ -85,9 +85,9 @@ class Tally:
 # -- in a worker process ---------------------------------------------------------------------------
 
 
-def work(options: argparse.Namespace, flist: str, number: int, wire: Connection) -> None:
-    """Warm up, wait for the start, load, and report to the parent: tallies, then the last one with
-    an error's text or None. Anything that the parent says meanwhile is to stop; so is its end.
+def work(options: argparse.Namespace, number: int, wire: Connection) -> None:
+    """Warm up, wait for the paths, load them, and report to the parent: tallies, then the last one
+    with an error's text or None. Anything that the parent says meanwhile is to stop; so is its end.
     """
     tally = Tally()
     with contextlib.suppress(BrokenPipeError):  # the parent has died: nobody listens
@@ -100,8 +100,7 @@ def work(options: argparse.Namespace, flist: str, number: int, wire: Connection)
             load = partial(load_image_batch, strict=options.on_error == "raise", **size)
             load([a_small_image()])
             wire.send(tally)
-            if wire.recv() == "go":
-                paths = paths_of(options, flist, number)
+            if (paths := wire.recv()) != "stop":
                 name = Path(options.trace or "trace.json")
                 with tracing(name.with_name(f"{number}-{name.name}"), enable=bool(options.trace)):
                     consume(options, paths, load, tally, wire)
@@ -117,17 +116,6 @@ def a_small_image() -> bytes:
     jpeg = io.BytesIO()
     Image.new("RGB", (16, 16)).save(jpeg, "JPEG")
     return jpeg.getvalue()
-
-
-def paths_of(options: argparse.Namespace, flist: str, number: int) -> list[str]:
-    """Return the worker's share of the list."""
-    lines = Path(flist).read_text().split("\n")[number :: options.num_workers]
-    front = f"{options.prefix.rstrip('/')}/" if options.prefix else ""
-    paths = [front + line.strip() for line in lines if line.strip()]
-    if options.max_batches is None:
-        return paths
-    each, rest = divmod(options.max_batches, options.num_workers)  # 5 of 2 workers -> 3, 2
-    return paths[: (each + (number < rest)) * options.batch_size]
 
 
 def consume(
@@ -182,6 +170,8 @@ class Worker:
     name: str
     process: BaseProcess
     wire: Connection
+    paths: list[str]
+    """Its share."""
     tally: Tally | None = None
     """The newest one; None before the worker is ready."""
     is_done: bool = False
@@ -204,25 +194,30 @@ class Worker:
             (self.tally, self.failure), self.is_done = message, True
 
 
-def start_workers(options: argparse.Namespace, flist: str) -> Iterator[Worker]:
+def start_workers(options: argparse.Namespace, paths: list[str]) -> Iterator[Worker]:
     """Start the processes, each of which ignores the signals that stop: Ctrl-C goes to the whole
     process group, and it is the parent that says when to stop."""
     context = multiprocessing.get_context("spawn")
     for number in range(options.num_workers):
+        share = paths[number :: options.num_workers]
+        if options.max_batches is not None:
+            each, rest = divmod(options.max_batches, options.num_workers)  # 5 of 2 workers -> 3, 2
+            share = share[: (each + (number < rest)) * options.batch_size]
         ours, theirs = context.Pipe()
-        process = context.Process(target=work, args=(options, flist, number, theirs), daemon=True)
+        process = context.Process(target=work, args=(options, number, theirs), daemon=True)
         handlers = [signal.signal(each, signal.SIG_IGN) for each in STOPS]  # which it inherits
         process.start()
         for each, handler in zip(STOPS, handlers, strict=True):
             signal.signal(each, handler)
         theirs.close()  # so that the end of the worker is the end of the pipe
         device = f"cuda:{number % options.num_gpus}" if options.num_gpus else "cpu"
-        worker = Worker(name=f"worker {number} ({device})", process=process, wire=ours)
+        name = f"worker {number} ({device})"
+        worker = Worker(name=name, process=process, wire=ours, paths=share)
         print(f"{worker.name}: process {process.pid}, {options.num_threads} threads", flush=True)
         yield worker
 
 
-def load_all(options: argparse.Namespace, flist: str) -> int:
+def load_all(options: argparse.Namespace, paths: list[str]) -> int:
     """Run the workers and print the numbers; return the exit code."""
     began = time.monotonic()
     workers: list[Worker] = []
@@ -236,7 +231,7 @@ def load_all(options: argparse.Namespace, flist: str) -> int:
     for number in STOPS:
         signal.signal(number, on_signal)
     try:
-        workers.extend(start_workers(options, flist))
+        workers.extend(start_workers(options, paths))
         listen(workers, stopped_by, options.interval)
     except KeyboardInterrupt:
         pass
@@ -273,7 +268,7 @@ def listen(workers: Sequence[Worker], stopped_by: Sequence[int], interval: float
             said = word
             for worker in workers:
                 with contextlib.suppress(OSError):  # it has ended
-                    worker.wire.send(word)
+                    worker.wire.send(worker.paths if word == "go" else word)
         if time.monotonic() >= due:
             print(f"so far: {line(loaded(workers))}", flush=True)
             due += interval
@@ -318,24 +313,18 @@ def print_summary(workers: Sequence[Worker]) -> None:
         print(f"skipped: {num_skipped:,} files")
 
 
-@contextlib.contextmanager
-def file_list(options: argparse.Namespace) -> Iterator[str]:
-    """Yield the list that was given, or one written for ``--data`` and for ``--smoke``."""
+def find_paths(options: argparse.Namespace) -> list[str]:
+    """Return the paths of the list, or of the images in the folder, sorted."""
     if options.input_flist is not None:
-        yield options.input_flist
-        return
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(options.data or temporary)
-        if options.data is None:
-            write_photographs(folder, 12)
-        walk = os.walk(folder, followlinks=True)
-        found = [os.path.join(place, name) for place, _, names in walk for name in names]
-        paths = sorted(path for path in found if os.path.splitext(path)[1].lower() in SUFFIXES)
-        if not paths:
-            sys.exit(f"--data {folder}: no images there, by their names ({' '.join(SUFFIXES)}).")
-        flist = Path(temporary, "images.txt")
-        flist.write_text("".join(f"{path}\n" for path in paths), encoding="utf-8")
-        yield str(flist)
+        front = f"{options.prefix.rstrip('/')}/" if options.prefix else ""
+        lines = options.input_flist.read_text(encoding="utf-8").split("\n")
+        return [front + line.strip() for line in lines if line.strip()]
+    walk = os.walk(options.data, followlinks=True)
+    found = [os.path.join(place, name) for place, _, names in walk for name in names]
+    paths = sorted(path for path in found if os.path.splitext(path)[1].lower() in SUFFIXES)
+    if not paths:
+        sys.exit(f"--data {options.data}: no images there, by their names ({' '.join(SUFFIXES)}).")
+    return paths
 
 
 def parse() -> argparse.Namespace:
@@ -345,7 +334,8 @@ def parse() -> argparse.Namespace:
     )
     add = parser.add_argument
     data = parser.add_mutually_exclusive_group(required=True)
-    data.add_argument("--input-flist", metavar="FILE", help="a text file, a path or URL a line")
+    help_list = "a text file, a path or URL a line"
+    data.add_argument("--input-flist", type=Path, metavar="FILE", help=help_list)
     data.add_argument("--data", metavar="DIR", help="all images below a folder")
     data.add_argument("--smoke", action="store_true", help="a few made-up photographs")
     add("--prefix", default="", metavar="DIR", help="folder or URL that the list's paths are in")
@@ -376,8 +366,11 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     """Run the program; return the exit code."""
     options = parse()
-    with file_list(options) as flist:
-        return load_all(options, flist)
+    with tempfile.TemporaryDirectory() as made:
+        if options.smoke:
+            options.data = made
+            write_photographs(Path(made), 12)
+        return load_all(options, find_paths(options))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.data import BatchSampler, RandomSampler
 
 from .passes import measure_pass
 from .peers import imported
@@ -65,25 +66,6 @@ class Records:
         return self.__getitems__([index])[0]
 
 
-class _Share:
-    """Batches of random indices: each pass another 20th of all, and no objects of its own."""
-
-    def __init__(self, count: int, batch_size: int) -> None:
-        self.count = count
-        self.batch_size = batch_size
-        self.epoch = 0
-
-    def __iter__(self) -> Iterator[list[int]]:
-        generator = torch.Generator().manual_seed(self.epoch)
-        share = torch.randint(0, self.count, (self.count // _EPOCHS,), generator=generator)
-        self.epoch += 1
-        for first in range(0, len(share), self.batch_size):
-            yield share[first : first + self.batch_size].tolist()
-
-    def __len__(self) -> int:
-        return -(-(self.count // _EPOCHS) // self.batch_size)
-
-
 def measure(contender: Contender, settings: dict[str, Any]) -> dict[str, float]:
     """Measure photographs or objects; the parent looks at the memory meanwhile, too."""
     if contender.run is recipe_loader:
@@ -108,8 +90,10 @@ def _objects(contender: Contender, settings: dict[str, Any]) -> dict[str, float]
     """Measure all epochs; memory is read with the last batch of each in hand."""
     torch.set_num_threads(1)
     count = settings["objects"]
-    sampler = _Share(count, min(_LOOKUPS, max(1, count // _EPOCHS // 4)))
-    loader = contender.run(Records(count), sampler, settings["num_workers"], **contender.arguments)
+    records, share = Records(count), count // _EPOCHS
+    one_by_one = RandomSampler(records, replacement=True, num_samples=share)
+    sampler = BatchSampler(one_by_one, min(_LOOKUPS, max(1, share // 4)), drop_last=False)
+    loader = contender.run(records, sampler, settings["num_workers"], **contender.arguments)
     seen = []
     start = time.perf_counter()
     for _ in range(_EPOCHS):

@@ -84,7 +84,7 @@ def run_program(loader: str, plan: ProgramPlan, folder: Path, num_samples: int) 
     """Train by ``plan``, from the start of Python to its exit.
 
     Returns: ``seconds``, ``cpu_seconds`` of the process and its workers, and what the program says
-        itself: ``import_ms``, ``first_batch_ms``.
+        itself: ``first_batch_ms``.
     Raises: RuntimeError: it failed; the message ends with what it printed.
     """
     program = str(Path(__file__).with_name("program.py"))
