@@ -9,9 +9,9 @@ LightningDataModule: Lightning runs the loop, precision, devices, checkpoints an
     python examples/imagenet_lightning.py --smoke [--data DIR] [--strategy ddp --devices 2]
 
 Prints Lightning's progress, and after each epoch the validation, in which every image counts once,
-and the loader's report. ``--output`` gets ``last.ckpt``, ``best.ckpt`` and ``metrics.csv`` (or
-TensorBoard's files), in which ``PipelineStatsMonitor`` writes what loading did:
-``data/wait_ratio``, ``data/fetch/busy_ratio``...
+and the loader's report. ``--output`` gets ``last.ckpt``, ``best.ckpt`` and ``metrics.csv``, in
+which ``PipelineStatsMonitor`` writes what loading did: ``data/wait_ratio``,
+``data/fetch/busy_ratio``...
 """
 
 from __future__ import annotations
@@ -40,13 +40,12 @@ from imagenet_classification import (
     validation_share,
 )
 from lightning.pytorch.callbacks import Callback, EMAWeightAveraging, ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 from spdl_torch.lightning import PipelineStatsMonitor
 
-LOGGERS = {"csv": CSVLogger, "tensorboard": TensorBoardLogger}
 PRECISION = {None: "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
@@ -168,14 +167,13 @@ def make_trainer(options: argparse.Namespace) -> lightning.Trainer:
     return lightning.Trainer(
         accelerator=options.device.type,
         devices=[options.device.index or 0] if one_gpu else options.devices,
-        num_nodes=options.nodes,
         strategy=options.strategy,
         precision=PRECISION[options.amp],
         max_epochs=options.epochs,
         gradient_clip_val=options.clip_grad_norm,
         sync_batchnorm=options.sync_bn,
         benchmark=True,
-        logger=LOGGERS[options.logger](options.output, name="logs"),
+        logger=CSVLogger(options.output, name="logs"),
         callbacks=callbacks,
         log_every_n_steps=options.print_freq,
         use_distributed_sampler=False,  # the data module gives every rank its own images
@@ -204,9 +202,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = make_parser(__doc__, "runs/imagenet_lightning")
     add = parser.add_argument
     add("--devices", type=int, default=1, help="ranks on this machine (default: 1)")
-    add("--nodes", type=int, default=1)
     add("--strategy", default="auto", help="as of Trainer; auto is ddp for several devices")
-    add("--logger", choices=LOGGERS, default="csv")
     with tempfile.TemporaryDirectory() as made:
         fit(parse_args(parser, "last.ckpt", made, argv))
 

@@ -150,7 +150,7 @@ class LanguageModel(nn.Module):
 
 def train(options: argparse.Namespace, rank: int, world_size: int) -> None:
     """Train for all epochs."""
-    corpus = Corpus(find_texts(options.data))
+    corpus = Corpus(sorted(options.data.rglob("*.txt")))
     tokenizer = Tokenizer(map(corpus.__getitem__, range(len(corpus))), options.num_words)
     if len(corpus) < options.batch_size * world_size:
         raise SystemExit(
@@ -191,14 +191,6 @@ def train(options: argparse.Namespace, rank: int, world_size: int) -> None:
             f"{tokens / seconds:,.0f} tokens/s  {seconds:.1f} s, waited for data "
             f"{waited / seconds:.0%}"
         )
-
-
-def find_texts(folder: Path) -> list[Path]:
-    """Return every text below a folder. Raises: SystemExit: there is none."""
-    paths = sorted(folder.rglob("*.txt"))
-    if not paths:
-        raise SystemExit(f"--data: {folder} must hold *.txt files, found none.")
-    return paths
 
 
 def write_texts(folder: Path, num_files: int = 4, num_passages: int = 60) -> None:

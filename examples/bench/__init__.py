@@ -2,6 +2,6 @@
 
 ``command`` starts a process for every measurement (``child_process`` starts and watches it), in
 which ``child`` has a table's ``measure`` run one contender; ``report`` makes of the values a table
-for people and JSON. ``tables`` lists the tables, a module each; ``loaders`` holds the peers'
-loaders over one dataset. What the parent imports brings neither torch nor a peer.
+for people and JSON. ``tables`` lists the tables, a module each, whose peers are imported by what
+runs them; ``loaders`` holds the peers' loaders over one dataset.
 """

@@ -91,11 +91,11 @@ def measure(contender: Contender, settings: dict[str, Any]) -> dict[str, float]:
         for with_loader in (False, True) if number % 2 == 0 else (True, False):
             idle = not with_loader or contender.run is nothing
             source = itertools.repeat(cached) if idle else batches
-            found = _block(train, cached, source, steps, clock)
-            block[with_loader] = found.seconds / steps
-            singles[with_loader] += found.singles
+            seconds, waited, each = _block(train, cached, source, steps, clock)
+            block[with_loader] = seconds / steps
+            singles[with_loader] += each
             if with_loader:
-                waits.append(found.waited / found.seconds)
+                waits.append(waited / seconds)
         blocks.append(block)
     loaded, idle_ones = (
         quantiles(singles[with_loader], n=100, method="inclusive") for with_loader in (True, False)
@@ -143,20 +143,11 @@ def _pictures(batch: Any) -> Any:
     return pictures
 
 
-class Block(NamedTuple):
-    """The durations of consecutive steps, in seconds."""
-
-    seconds: float
-    """All of them together."""
-    waited: float
-    """Waiting for batches."""
-    singles: list[float]
-    """Each step, without waiting."""
-
-
 def _block(
     train: Callable[[Any], None], cached: Any, source: Iterator[Any], steps: int, clock: Clock
-) -> Block:
+) -> tuple[float, float, list[float]]:
+    """Make consecutive steps; return the seconds of all, of waiting for batches, and of each step
+    without waiting."""
     waited, marks = 0.0, []
     train(cached)  # meanwhile the loader catches up on the batches of the previous block
     clock.settle()
@@ -170,7 +161,7 @@ def _block(
         marks.append((before, clock.mark()))
     clock.settle()
     seconds = time.perf_counter() - start
-    return Block(seconds, waited, [clock.between(*each) for each in marks])
+    return seconds, waited, [clock.between(*each) for each in marks]
 
 
 class Clock(NamedTuple):

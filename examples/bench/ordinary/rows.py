@@ -32,17 +32,14 @@ def _floats(count: int, *shape: int) -> torch.Tensor:
     return torch.rand(count, *shape, generator=generator)
 
 
-class IndexedRows(Dataset[Any]):
+class IndexedRows(Repeated):
     """A row and its number."""
 
     def __init__(self, folder: Path, count: int) -> None:
-        self.x = _floats(count, _COLUMNS)
-
-    def __len__(self) -> int:
-        return len(self.x)
+        super().__init__(_floats(count, _COLUMNS), count)
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
-        return self.x[index], index
+        return self.source[index], index
 
 
 class ScaledRows(Dataset[Any]):
