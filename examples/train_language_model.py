@@ -42,6 +42,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils.rnn import pad_sequence
 
 from spdl_torch.spdl.pipeline import PipelineBuilder, run_pipeline_in_subprocess
 from spdl_torch.spdl.source import DistributedRandomSampler
@@ -95,13 +96,9 @@ def collate(passages: Sequence[Sequence[int]], context: int) -> tuple[Tensor, Te
     """Return inputs, and the token that follows each of them: int64, both (N, the longest passage's
     length)."""
     whole = [[END, *tokens, END][: context + 1] for tokens in passages]
-    length = max(map(len, whole)) - 1
-    inputs = torch.full((len(whole), length), END)
-    targets = torch.full((len(whole), length), PADDING)
-    for row, tokens in enumerate(whole):
-        inputs[row, : len(tokens) - 1] = torch.tensor(tokens[:-1])
-        targets[row, : len(tokens) - 1] = torch.tensor(tokens[1:])
-    return inputs, targets
+    inputs = [torch.tensor(tokens[:-1]) for tokens in whole]
+    targets = [torch.tensor(tokens[1:]) for tokens in whole]
+    return pad_sequence(inputs, True, END), pad_sequence(targets, True, PADDING)
 
 
 def make_loader(
@@ -155,7 +152,7 @@ def train(options: argparse.Namespace, rank: int, world_size: int) -> None:
     if len(corpus) < options.batch_size * world_size:
         raise SystemExit(
             f"--batch-size: {options.batch_size} passages for each of {world_size} rank(s) are "
-            f"more than the {len(corpus)} that there are."
+            f"more than the {len(corpus)} in the *.txt files of --data."
         )
     say = partial(print, flush=True) if rank == 0 else lambda line: None
     say(f"{len(corpus):,} passages, a vocabulary of {len(tokenizer):,} tokens")
