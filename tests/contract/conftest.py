@@ -11,6 +11,14 @@
 - ``test_datasets_of_others``: idioms of repositories, and other libraries.
 """
 
+import pytest
+from support import ways_of_draws
 from support.lazy_device import backends
 
 __all__ = ["backends"]
+
+
+@pytest.fixture(params=["key", "unseen, then key"])
+def led_by(request, monkeypatch):
+    """Draws are led by the dispatch key, or not seen at first."""
+    ways_of_draws.take(request.param, monkeypatch)

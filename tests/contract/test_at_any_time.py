@@ -125,8 +125,6 @@ class Gated(Indices):
 class GatedStream(Gated, IterableDataset):
     """The same of an iterable, which waits in its beginning."""
 
-    thread_safe = True
-
     def __iter__(self):
         self[self.held]
         return iter(share_of_worker(8))

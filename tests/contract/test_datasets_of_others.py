@@ -25,8 +25,7 @@ from spdl_torch.testing._changes import changed_settings, settings_kept
 
 pytestmark = [
     pytest.mark.skipif(
-        "fork" not in multiprocessing.get_all_start_methods(),
-        reason="compared with forked workers",
+        "fork" not in multiprocessing.get_all_start_methods(), reason="compared with forked workers"
     ),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # of files that idioms leave open
 ]

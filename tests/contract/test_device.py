@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
-from support.datasets import BulkData, GatedData, MapData, StreamData
+from support.datasets import BulkData, GatedData, Made, MapData, StreamData
 from support.gates import Boom, is_gone, spdl_threads, until
 from support.lazy_device import (
     PATIENCE_SECONDS,
@@ -191,22 +191,19 @@ def test_snapshot_has_the_transfer_as_a_stage(backends, num_workers):
         assert not num_workers or transfer.queue.num_items == 3
 
 
-class HeldAfterError(GatedData):
-    """Sample 0 raises, sample 2 waits for the gate."""
-
-    def __getitem__(self, index):
-        if index == 0:
-            raise Boom(index)
-        return super().__getitem__(index)
-
-
 @pytest.mark.parametrize("device", [None, "cuda"])
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_what_was_delivered_is_not_kept(backends, num_workers, device):
     """A batch that the loop dropped is gone: device memory is scarce. An error refers to the loop's
     frames; an owner that kept it would keep the iterator."""
-    data = HeldAfterError(4, held=2 if num_workers else None)
-    batches = iter(DataLoader(data, num_workers=num_workers, device=device))
+    data = GatedData(4, held=2 if num_workers else None)
+
+    def sample(index):
+        if index == 0:
+            raise Boom(index)
+        return data[index]
+
+    batches = iter(DataLoader(Made(sample, 4), num_workers=num_workers, device=device))
     with pytest.raises(Boom, match="0") as raised:
         next(batches)
     batch = next(batches)

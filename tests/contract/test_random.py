@@ -9,7 +9,6 @@ import random
 import numpy as np
 import pytest
 import torch
-from support import ways_of_draws
 from support.covering import by_pairs
 from support.datasets import Divided, Made, Sized
 from support.forks import found_in_forks, found_in_new
@@ -29,13 +28,6 @@ def _loaders_have_run():
     """A function that was kept before the first loader draws from the process's generator. (Not at
     the import: other files need such functions.)"""
     install()
-
-
-@pytest.fixture(params=["key", "unseen, then key"])
-def led_by(request, monkeypatch):
-    """Draws are led by the dispatch key, or not seen at first."""
-    ways_of_draws.take(request.param, monkeypatch)
-    return request.param
 
 
 def drawn(loader):

@@ -10,7 +10,6 @@ from random import seed as seed_imported_early
 import numpy as np
 import pytest
 import torch
-from support import ways_of_draws
 from support.datasets import Made
 from support.loaders import assert_threads_end, run_script
 from support.seats import FORKED, NONE, ONE, THREADS, in_seats
@@ -21,12 +20,6 @@ from spdl_torch import DataLoader
 
 LENGTH = 12
 near = in_seats(NONE, THREADS, FORKED)
-
-
-@pytest.fixture(params=["key", "unseen, then key"])
-def led_by(request, monkeypatch):
-    """Draws are led by the dispatch key, or not seen at first."""
-    ways_of_draws.take(request.param, monkeypatch)
 
 
 @pytest.mark.usefixtures("led_by")

@@ -20,14 +20,7 @@ from support.datasets import (
     StatefulStream,
     StreamData,
 )
-from support.loaders import (
-    DataLoader,
-    batches_of,
-    epoch_of as events_of,
-    frozen,
-    resumed,
-    stored,
-)
+from support.loaders import DataLoader, batches_of, epoch_of as events_of, frozen, resumed, stored
 from support.seats import FORKED, NONE, ONE, THREADS, in_seats
 
 from spdl_torch.testing import assert_resume_exact

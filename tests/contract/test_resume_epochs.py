@@ -262,26 +262,6 @@ class ForSomebodyElse(Divided):
         raise AssertionError("nobody may call it")
 
 
-class OptedOut(ForSomebodyElse):
-    """Litdata's stream under a loader that counts, as the error says."""
-
-    state_dict = None
-
-
-class NotReady(ForSomebodyElse):
-    """Cannot tell its state."""
-
-    def state_dict(self):
-        raise LookupError("no cursor yet")
-
-
-class Uncopyable(ForSomebodyElse):
-    """Its state cannot be sent from a process."""
-
-    def state_dict(self):
-        return {"cursor": lambda: 0}
-
-
 class OnlyFor(Indices):
     """Map-style, or a sampler, with methods that are not for loaders."""
 
@@ -295,11 +275,19 @@ class OnlyFor(Indices):
         raise AssertionError("nobody may call it")
 
 
-class Broken(OnlyFor):
-    """The same, which cannot tell its state."""
+def no_cursor(self):
+    raise LookupError("no cursor yet")
 
-    def state_dict(self):
-        raise LookupError("no cursor yet")
+
+def with_state_dict(name, kind, state_dict):
+    return type(name, (kind,), {"state_dict": state_dict})
+
+
+# Litdata's stream under a loader that counts, as the error says.
+OptedOut = with_state_dict("OptedOut", ForSomebodyElse, None)
+NotReady = with_state_dict("NotReady", ForSomebodyElse, no_cursor)
+Broken = with_state_dict("Broken", OnlyFor, no_cursor)
+Unsendable = with_state_dict("Unsendable", ForSomebodyElse, lambda self: {"cursor": lambda: 0})
 
 
 @near
@@ -321,7 +309,7 @@ def test_plain_loading_asks_nobody_for_a_state(seat):
     [
         *((seat, ForSomebodyElse, "missing 3 required positional") for seat in SEATS),
         *((seat, NotReady, "no cursor yet") for seat in SEATS),
-        (FORKED, Uncopyable, "pickle|local object"),
+        (FORKED, Unsendable, "pickle|local object"),
     ],
     ids=str,
 )

@@ -210,10 +210,7 @@ class OneDict(Indices):
 
 
 Pair = namedtuple("Pair", "left right")
-
-
-class Listed(list):
-    """A list of the user's own."""
+Listed = type("Listed", (list,), {})
 
 
 @dataclass
@@ -254,6 +251,16 @@ def test_attributes_of_a_copy_are_its_own(kind):
     assert type(getattr(copies[0], "parts", None)) is type(getattr(holder, "parts", None))
 
 
+class Counter:
+    """Counts its calls without a lock."""
+
+    calls = 0
+
+    def __call__(self):
+        self.calls += 1
+        return self
+
+
 class Opening(Indices):
     """Opens its file in each worker, collates with it, and keeps something between samples."""
 
@@ -264,25 +271,14 @@ class Opening(Indices):
         self.transform, self.table = Counter(), [*range(12)]
 
     def __getitem__(self, index):
-        return self.handle, self.transform(index), self.table
+        return self.handle, id(self.transform()), self.table
 
     def open(self, worker_id):
         self.handle = f"file {worker_id}"
 
     def collate(self, samples):
-        ((opened, transform, table),) = samples
-        assert opened == self.handle
-        return opened, id(transform), table
-
-
-class Counter:
-    """Counts its calls without a lock."""
-
-    calls = 0
-
-    def __call__(self, index):
-        self.calls += 1
-        return self
+        assert samples[0][0] == self.handle
+        return samples[0]
 
 
 @pytest.mark.parametrize("loader_class", [DataLoader, ThreadLoader])
@@ -301,15 +297,13 @@ def test_what_a_worker_leaves_in_its_dataset_is_its_own(loader_class):
     assert (dataset.handle, dataset.transform.calls) == ("closed", 0)
 
 
-class Uncopyable(MapData):
-    """Holds something that refuses to be copied."""
-
-    def __copy__(self):
-        raise TypeError("cannot copy this")
-
-
 def test_dataset_that_cannot_be_copied_still_loads(caplog):
     """A forked worker needs no copy protocol; a thread shares what it cannot copy, and says so."""
+
+    class Uncopyable(MapData):
+        def __copy__(self):
+            raise TypeError("cannot copy this")
+
     loader = ThreadLoader(Uncopyable(8), num_workers=2)
     assert epoch_of(loader) == epoch_of(torch_loader(MapData(8)))
     assert "Uncopyable cannot be copied (TypeError: cannot copy this)" in caplog.text
@@ -408,27 +402,22 @@ def test_threads_end_when_the_system_has_no_more(monkeypatch, most):
     assert len(batches_of(loader)) == 6
 
 
-class Copied(MapData):
-    """Knows when two copies of it are under way, and loads in its own way while it is copied."""
-
-    copying, met = threading.Lock(), []
-
-    def __copy__(self):
-        if not self.copying.acquire(blocking=False):
-            self.met.append(threading.current_thread().name)
-            raise TypeError("two threads copy at once")
-        epoch_of(ThreadLoader(MapData(4), num_workers=2))
-        self.copying.release()
-        return MapData(len(self))
-
-
 def test_workers_copy_the_dataset_one_after_another():
     """Python 3.11 crashes in a later garbage collection if two threads look at the ``__dict__`` of
     one object for the first time, which is what copying does. No other loader waits for it."""
+    copying, met = threading.Lock(), []
+
+    class Copied(MapData):
+        def __copy__(self):
+            met.append(copying.acquire(blocking=False))
+            epoch_of(ThreadLoader(MapData(4), num_workers=2))
+            copying.release()
+            return MapData(len(self))
+
     with switching():
         for _ in range(5):
             assert len(epoch_of(ThreadLoader(Copied(8), num_workers=4))) == 8
-    assert not Copied.met
+    assert met == [True] * 20
 
 
 def test_sampler_that_answers_to_every_name_is_no_endless_search():

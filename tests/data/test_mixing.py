@@ -260,17 +260,6 @@ def test_mixture_of_lists_is_a_pipelines_source(stop, shuffle):
                 assert read == items
 
 
-def test_continuous_pipeline_of_a_mixture_goes_on_from_its_epoch():
-    """Also where that was set before."""
-    _, mixture = piped_mixture()
-    mixture.set_epoch(2)
-    size = len(mixture)
-    expected = [[mixture[n * size + place] for place in range(size)] for n in (2, 3)]
-    pipeline = PipelineBuilder().add_source(mixture, continuous=True).add_sink().build()
-    with pipeline.auto_stop():
-        assert [list(pipeline), list(pipeline)] == expected
-
-
 def test_part_of_a_mixture_is_a_source_of_its_own():
     """It begins anywhere, is divided again, has its own epoch, and moves none of a loader."""
     _, mixture = piped_mixture()

@@ -123,11 +123,7 @@ def rows(_):
     return Subset(TensorDataset(numbers, numbers.to(torch.int16), torch.arange(12)), range(12))
 
 
-DATA = {
-    "collate": lambda _: Made(frames, 12),
-    "kernel": pictures,
-    "rows": rows,
-}
+DATA = {"collate": lambda _: Made(frames, 12), "kernel": pictures, "rows": rows}
 
 
 @pytest.fixture

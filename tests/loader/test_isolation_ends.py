@@ -97,8 +97,7 @@ def outcome_of(program):
 
 
 @pytest.mark.parametrize(
-    ("method", "sample"),
-    [("fork", "1"), ("forkserver", "1"), ("spawn", "bytes(1 << 22)")],
+    ("method", "sample"), [("fork", "1"), ("forkserver", "1"), ("spawn", "bytes(1 << 22)")]
 )
 def test_script_without_a_main_guard_says_so(tmp_path, method, sample):
     """The child runs it again, which multiprocessing refuses; the trainer's error says what to do.

@@ -11,7 +11,7 @@ from functools import partial
 from time import sleep
 
 import pytest
-from support.datasets import Indices, Positioned
+from support.datasets import Indices, Position
 from support.gates import PATIENCE_SECONDS, in_thread, result_of
 from support.readings import reading, shown, stage
 from support.seats import FORKED, THREADS, in_every_seat, in_seats
@@ -164,13 +164,6 @@ def test_pipeline_without_statistics_has_no_probes():
     assert longer.verdict.action.startswith("Leave stats=False out")
 
 
-class Counted(Positioned):
-    """A source of numbers."""
-
-    def __init__(self, length):
-        self.length = length
-
-
 HELD_UP = reading(0.5, stage("fetch", busy=0.98, cpu=0.25))
 """Training waits for threads that wait themselves, as for a GIL."""
 
@@ -257,12 +250,12 @@ def test_skipped_samples_are_read_while_the_loop_goes_on():
 
 def test_source_is_asked_for_its_state_while_it_goes_on():
     """On a thread of its own; a state is that of the loop's position."""
-    dataset = PipelineDataset(PipelineBuilder().add_source(Counted(MANY)).add_sink(100))
-    states = [dataset.state_dict() for _ in dataset]
-    assert len(states) == MANY
-    again = PipelineDataset(PipelineBuilder().add_source(Counted(MANY)).add_sink())
-    again.load_state_dict(states[MANY - 10])
-    assert list(again) == list(range(MANY - 9, MANY))
+    dataset, again = (
+        PipelineDataset(PipelineBuilder().add_source(Position(MANY)).add_sink(100)) for _ in "ab"
+    )
+    found = [(item, dataset.state_dict()) for item in dataset]
+    again.load_state_dict(found[MANY - 10][1])
+    assert list(again) == [item for item, _ in found[MANY - 9 :]]
 
 
 @pytest.mark.parametrize("has_gil", [True, False])

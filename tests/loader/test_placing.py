@@ -45,10 +45,7 @@ KNOWN = {
 PIPELINE = PipelineDataset(PipelineBuilder().add_source(range(8)).add_sink())
 UNKNOWN = {
     "a user's class": (Images(8), "Images"),
-    "a wrapper of a safe one": (
-        images(__getattr__=lambda self, name: getattr(SAFE, name)),
-        "Mine",
-    ),
+    "a wrapper of a safe one": (images(__getattr__=lambda self, name: getattr(SAFE, name)), "Mine"),
     "subclass of a safe one": (type("Mine", (SafeIndices,), {})(8), "Mine"),
     "a pipeline": (PIPELINE, "PipelineDataset"),
     "a mixture with it": (mix({"a": SAFE, "b": Images(8)}), "Images"),

@@ -151,18 +151,13 @@ def test_operator_draws_from_the_samples_stream(num_workers, way, monkeypatch):
     assert torch.equal(torch.get_rng_state(), process)
 
 
-class Declared(Made):
-    """May be used by threads."""
-
-    thread_safe = True
-
-
 def test_torch_without_the_key_loads_in_processes_and_refuses_threads(monkeypatch, caplog):
     """In processes, and on the main thread, samples draw what they would; other threads say what to
     do instead of drawing other numbers.
     """
     # More samples than are made before the key is needed.
-    dataset = Declared(lambda _: torch.cat([torch.rand(2), functional.dropout(ONES)]), 2_100)
+    dataset = Made(lambda _: torch.cat([torch.rand(2), functional.dropout(ONES)]), 2_100)
+    dataset.thread_safe = True
 
     def drawn(num_workers, **options):
         return torch.cat(list(DataLoader(dataset, 100, seed=3, num_workers=num_workers, **options)))
