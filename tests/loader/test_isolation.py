@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import pickle
 import random
+import signal
 import threading
 from functools import partial
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data
+from support.at_call import AtCall, TooLate
 from support.datasets import Coded, Crashing, Images, Made
 from support.gates import PATIENCE_SECONDS, num_fds, until
 from support.inside import num_ready
@@ -29,7 +31,7 @@ from spdl_torch import DataLoader
 from spdl_torch.errors import UnsupportedOptionError
 from spdl_torch.io import batch_storage
 from spdl_torch.loader import opening
-from spdl_torch.loader.backends.processes.wire import Wire
+from spdl_torch.loader.backends.processes.wire import LONG_BYTES, File, Wire, socket_pair
 from spdl_torch.loader.fetching.collating import LARGE_BYTES
 
 __all__ = ["nothing_left"]
@@ -490,6 +492,54 @@ def test_child_has_its_jobs_and_sends_its_batches_while_the_loop_is_away(size):
     rest = iter(loader)
     until(lambda: loader.snapshot().stages[1].tasks.num_tasks == 16)
     assert list(rest) == [[str(index) for index in batch] for batch in batches]
+
+
+def test_messages_of_any_size_come_in_order_with_their_own_files(tmp_path):
+    """Though nobody reads meanwhile: more than a socket takes is sent, in parts, as it is read. An
+    end with something unread, as of a child that is killed, is the end."""
+    (ours, theirs), draws, sent, found = map(Wire, socket_pair()), random.Random(0), [], []
+    for number in range(60):
+        files = []
+        if draws.random() < 0.3:
+            files = [File(os.open(tmp_path / str(number), os.O_CREAT | os.O_RDWR))]
+        size = draws.choice([0, 1, 70, LONG_BYTES, LONG_BYTES + 1, 100_000])
+        sent.append((bytes([number]) * size, [os.fstat(file).st_ino for file in files]))
+        ours.send(sent[-1][0], *files)
+    while len(found) < len(sent):
+        theirs.read()
+        for content, files in iter(theirs.next, None):
+            found.append((bytes(content), [os.fstat(file).st_ino for file in files]))
+        ours.flush()
+    assert found == sent
+    ours.send(b"a job")
+    theirs.close()
+    ours.read()
+    assert ours.next() is None
+    assert ours.is_over
+    ours.close()
+
+
+@pytest.mark.usefixtures("_too_late")
+def test_signal_costs_no_descriptor_and_is_not_taken_for_the_other_sides_end():
+    """Wherever it comes as messages come and go, one with a file: what its handler raises is
+    raised, though it is an OSError."""
+    for place in itertools.count(1):
+        opened, (ours, theirs) = num_fds(), map(Wire, socket_pair())
+        ours.send(bytes(2 * LONG_BYTES))
+        came = False
+        try:
+            with AtCall(place, signal.SIGUSR1) as at_call:
+                theirs.read()
+                theirs.send(b"an answer")
+        except TooLate:
+            came = True
+        ours.close()
+        theirs.close()
+        assert num_fds() == opened, at_call.where
+        assert came == (at_call.where is not None), at_call.where
+        if not came:
+            break
+    assert place > 4
 
 
 def test_rest_of_a_message_comes_after_a_timeout(monkeypatch):
