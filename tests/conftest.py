@@ -100,11 +100,25 @@ def _long_seconds(config):
     return config.option.long_seconds or default
 
 
+FAILED = pytest.StashKey()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Note whether the test itself has failed: what is said of it holds its iterators, and they
+    their workers."""
+    report = yield
+    item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
+    return report
+
+
 @pytest.fixture(autouse=True)
-def none_left():
+def none_left(request):
     """A test that leaves a thread of ours or a child process fails, whatever it was about."""
     before = [*spdl_threads(), *multiprocessing.active_children()]
     yield
+    if request.node.stash.get(FAILED, False):
+        return
     left = [*spdl_threads(), *multiprocessing.active_children()]
     if left := [each for each in left if each not in before]:
         assert_threads_end(left)

@@ -316,7 +316,6 @@ class Run:
         """Close a run whose data has ended or that was stopped: its threads end or have ended."""
         if not self._go_on_to(RunState.DRAINING):
             return
-        self._watch.stop()
         self._consumer.end()
         self._reporter.request_stop()
         self.source.request_stop()
@@ -324,6 +323,8 @@ class Run:
         # the user's code (after a failure): it is not waited for.
         self._join_workers()
         self._probing.end()
+        # Last: what is read when the clock has stopped is final, and recordings look no further.
+        self._watch.stop()
         join_probing(_PROBE_JOIN_SECONDS)
         self._go_on_to(RunState.CLOSED)
 

@@ -45,9 +45,10 @@ class ThreadLoader(DataLoader):
 def frozen(value: Any) -> Any:
     """A batch as nested tuples that compare by type, dtype, shape and value."""
     if hasattr(value, "dtype"):
-        return ("tensor", str(value.dtype), tuple(value.shape), repr(value.tolist()))
+        kind = type(value).__name__
+        return (kind, str(value.dtype), tuple(value.shape), repr(value.tolist()))
     if isinstance(value, dict):
-        return ("dict", *((key, frozen(entry)) for key, entry in value.items()))
+        return (type(value).__name__, *((key, frozen(entry)) for key, entry in value.items()))
     if isinstance(value, list | tuple):
         return (type(value).__name__, *(frozen(entry) for entry in value))
     return (type(value).__name__, repr(value))
