@@ -7,12 +7,11 @@ import multiprocessing
 import os
 
 import pytest
-import torch
 
 from spdl_torch import DataLoader
 from spdl_torch.loader.backends.processes.process import reap
 from support.gates import shared_memory_of, until
-from support.loaders import PATIENCE_SECONDS, assert_threads_end
+from support.loaders import PATIENCE_SECONDS, assert_threads_end, frozen as bits
 
 
 def children():
@@ -64,17 +63,6 @@ def isolated(dataset, *args, num_workers=2, **options):
 def served(dataset, *args, **options):
     """The same; everything is pickled on its way to the child."""
     return isolated(dataset, *args, multiprocessing_context="forkserver", **options)
-
-
-def bits(value):
-    """A batch as something that compares by type, dtype, shape and every bit."""
-    if isinstance(value, torch.Tensor):
-        return str(value.dtype), tuple(value.shape), value.contiguous().numpy().tobytes()
-    if isinstance(value, dict):
-        return tuple((key, bits(entry)) for key, entry in value.items())
-    if isinstance(value, list | tuple):
-        return (type(value).__name__, *map(bits, value))
-    return type(value).__name__, repr(value)
 
 
 def epochs_of(loader, count=2):

@@ -16,6 +16,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import torch
 import torch.utils.data as torch_data
 from torch.utils.data import dataloader as torch_dataloader
 from torch.utils.data._utils import worker as torch_worker
@@ -43,15 +44,18 @@ class ThreadLoader(DataLoader):
 
 
 def frozen(value: Any) -> Any:
-    """A batch as nested tuples that compare by type, dtype, shape and value."""
+    """A batch as nested tuples that compare by type, dtype, shape and every bit."""
+    kind = type(value).__name__
+    if isinstance(value, torch.Tensor):
+        plain = value.detach().resolve_conj().resolve_neg().flatten().view(torch.uint8)
+        return (kind, str(value.dtype), tuple(value.shape), plain.numpy().tobytes())
     if hasattr(value, "dtype"):
-        kind = type(value).__name__
-        return (kind, str(value.dtype), tuple(value.shape), repr(value.tolist()))
+        return (kind, str(value.dtype), value.shape, repr(value.tolist()))
     if isinstance(value, dict):
-        return (type(value).__name__, *((key, frozen(entry)) for key, entry in value.items()))
+        return (kind, *((key, frozen(entry)) for key, entry in value.items()))
     if isinstance(value, list | tuple):
-        return (type(value).__name__, *(frozen(entry) for entry in value))
-    return (type(value).__name__, repr(value))
+        return (kind, *(frozen(entry) for entry in value))
+    return (kind, repr(value))
 
 
 def epoch_of(loader: Any, batch: Any = frozen, error: Any = type) -> list[Any]:
