@@ -18,7 +18,7 @@ import fsspec
 import pytest
 from hypothesis import HealthCheck, settings
 from support import early_names  # noqa: F401 - before any file of tests can start a loader
-from support.at_call import TooLate
+from support.at_call import TooLate, handled
 from support.gates import quiet_log, spdl_threads
 from support.loaders import assert_threads_end
 from support.memory import make_cheap_to_fork
@@ -139,9 +139,8 @@ def _too_late():
     def handler(*_):
         raise TooLate
 
-    before = signal.signal(signal.SIGUSR1, handler)
-    yield
-    signal.signal(signal.SIGUSR1, before)
+    with handled(handler):
+        yield
 
 
 @pytest.fixture

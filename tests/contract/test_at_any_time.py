@@ -6,10 +6,10 @@ import multiprocessing
 import os
 import signal
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import pytest
-from support.at_call import AtCall
+from support.at_call import AtCall, handled
 from support.covering import by_pairs
 from support.datasets import IndexStream, Indices, Made, share_of_worker
 from support.gates import in_thread, result_of, until
@@ -28,16 +28,6 @@ def step_of(seat):
     return 37 if seat.are_processes else 7 if seat.are_threads else 1
 
 
-@contextmanager
-def handler(function):
-    """SIGUSR1's, for a while."""
-    before = signal.signal(signal.SIGUSR1, function)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-
-
 def indices_of(batches):
     """All that come."""
     return [index for batch in batches for index in batch.tolist()]
@@ -47,7 +37,7 @@ def indices_of(batches):
 def test_state_that_a_handler_takes_has_what_the_loop_has_not_had(seat, kind):
     """At any call of a batch's way to the loop; which goes on as if nothing had been."""
     states = []
-    with handler(lambda *_: states.append(loader.state_dict())):
+    with handled(lambda *_: states.append(loader.state_dict())):
         for place in itertools.count(1, step_of(seat)):
             loader = seat.loader(kind(LENGTH), 4)
             states.clear()

@@ -67,7 +67,13 @@ class Model:
             count = self.counts[stage.name]
             busy = min(1.0, rate / self.capacity(stage, count))
             cpu_seconds = min(rate * stage.seconds * stage.cpu, self.cores) * seconds
-            stages.append(stage_of(stage.name, count, seconds, busy, cpu_seconds))
+            thread_ns = round(count * seconds * 1e9)
+            times = {"thread_ns": thread_ns, "busy_ns": round(busy * thread_ns)}
+            times |= {
+                "cpu_ns": round(cpu_seconds * 1e9),
+                "wait_in_ns": thread_ns - times["busy_ns"],
+            }
+            stages.append(StageStats(name=stage.name, concurrency=count, **times))
         waited = max(0.0, seconds * (1 - rate * self.step))
         return Window(
             stats=PipelineStats(round(seconds * 1e9), round(waited * 1e9), tuple(stages)),
@@ -96,14 +102,6 @@ class Model:
         if not self.bytes_per_thread or bounds.memory_bytes is None:
             return bounds.threads
         return min(bounds.threads, bounds.memory_bytes // self.bytes_per_thread)
-
-
-def stage_of(name, count, seconds, busy, cpu_seconds=0.0):
-    """A stage whose threads are busy for this share of the time, and else wait for items."""
-    thread_ns = round(count * seconds * 1e9)
-    times = {"thread_ns": thread_ns, "busy_ns": round(busy * thread_ns)}
-    times |= {"cpu_ns": round(cpu_seconds * 1e9), "wait_in_ns": thread_ns - times["busy_ns"]}
-    return StageStats(name=name, concurrency=count, **times)
 
 
 def tune(model, bounds, windows=40):

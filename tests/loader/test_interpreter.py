@@ -13,6 +13,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 
 import pytest
+from support.at_call import handled
 from support.datasets import Indices
 from support.forks import found_in_fork
 from support.gates import in_thread, result_of
@@ -181,14 +182,10 @@ def test_what_a_handler_raises_as_a_thread_starts_arrives_as_itself(make, monkey
     def too_late(*_):
         raise TimeoutError("too late")
 
-    before = signal.signal(signal.SIGALRM, too_late)
-    try:
-        monkeypatch.setattr(threading, starts[-1], signalled)
+    with handled(too_late, signal.SIGALRM), monkeypatch.context() as patch:
+        patch.setattr(threading, starts[-1], signalled)
         with pytest.raises(TimeoutError, match="too late"):
             next(iter(make()))
-    finally:
-        monkeypatch.undo()
-        signal.signal(signal.SIGALRM, before)
     assert len(list(make())) == 8
 
 

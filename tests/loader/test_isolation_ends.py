@@ -18,7 +18,7 @@ from multiprocessing import forkserver
 import psutil
 import pytest
 from support import warm
-from support.at_call import AtCall
+from support.at_call import AtCall, handled
 from support.datasets import Images, Made
 from support.folders import TESTS
 from support.forks import fork_server
@@ -245,8 +245,7 @@ def test_profile_in_a_signal_handler_has_all_rows(step):
     """Wherever the loop's thread is on a batch's way to it, and whatever it holds: workers answer
     whoever asks. The short form looks at every 29th place."""
     profiles = []
-    before = signal.signal(signal.SIGUSR1, lambda *_: profiles.append(loader.profile()))
-    try:
+    with handled(lambda *_: profiles.append(loader.profile())):
         for place in itertools.count(1, step):
             loader = isolated(Images(12), 1, num_workers=2)
             batches = iter(loader)
@@ -260,8 +259,6 @@ def test_profile_in_a_signal_handler_has_all_rows(step):
                 break
             stages = [row.stage for row in profiles.pop().timelines[0].rows]
             assert sorted(stages) == ["training", "worker process", "worker process"], place
-    finally:
-        signal.signal(signal.SIGUSR1, before)
     assert place > 40
 
 

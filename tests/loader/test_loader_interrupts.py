@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from support import ways_of_draws
-from support.at_call import AtCall, TooLate
+from support.at_call import AtCall, TooLate, handled
 from support.covering import by_pairs
 from support.datasets import Drawing, IndexStream, Indices, Positioned
 from support.forks import found_in_fork, found_in_new
@@ -315,10 +315,10 @@ def test_error_of_a_handler_comes_out_of_iter():
     def make():
         return DataLoader(Indices(12), 4, shuffle=True, generator=torch.Generator())
 
-    loader, before = make(), signal.signal(signal.SIGUSR1, handler)
+    loader = make()
     next(iter(loader))
     state, raised = loader.state_dict(), 0
-    try:
+    with handled(handler):
         for place in itertools.count(1, 37):
             resumed = make()
             resumed.load_state_dict(state)
@@ -332,8 +332,6 @@ def test_error_of_a_handler_comes_out_of_iter():
             raised += came is not None
             if at_call.where is None:
                 break
-    finally:
-        signal.signal(signal.SIGUSR1, before)
     assert raised > 6
 
 

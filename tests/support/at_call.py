@@ -7,6 +7,7 @@ import logging
 import signal
 import sys
 import threading
+from contextlib import contextmanager
 
 _KEEP_THEIR_LOCKS = threading.__file__, logging.__file__
 
@@ -14,6 +15,16 @@ _KEEP_THEIR_LOCKS = threading.__file__, logging.__file__
 class TooLate(TimeoutError):
     """What a handler raises that limits the time of a loop, as many are written: also an OSError,
     which whatever reads takes for a failure of its own."""
+
+
+@contextmanager
+def handled(function, number=signal.SIGUSR1):
+    """A signal has this handler for a while."""
+    before = signal.signal(number, function)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
 
 
 class AtCall:
