@@ -202,8 +202,9 @@ def test_dataset_is_tuned_over_its_passes(at_random, backends):
         assert list(each) == expected
     assert list(zip(dataset, dataset, strict=True)) == list(zip(expected, expected, strict=True))
     options = params.build_options()
-    assert list(PipelineDataset(builder, device="cuda", **options)) == expected
-    assert {decision.stage for decision in options["tuner"].decisions} == {"a", "b", "kept"}
+    on_device = PipelineDataset(builder, device="cuda", **options)
+    assert [list(on_device) for _ in range(3)] == [expected] * 3
+    assert {decision.stage for decision in options["tuner"].decisions} <= {"a", "b", "kept"}
 
 
 def test_apply_keeps_the_order_of_stages_that_may_grow():
