@@ -12,8 +12,8 @@ it cut off, as a state is written from what the loop has had.
 from __future__ import annotations
 
 import logging
-import weakref
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ from .backends.backend import LoadSpec
 from .backends.jobs import Dealing, Exhausted, Failed, Loaded, NoBatch
 from .checkpoint.epoch import Given, Told
 from .epoch_iterator import EpochIterator
-from .error_notes import add_thread_note, as_raised_in_loop, describe_batch
+from .error_notes import add_thread_note, as_raised_in_loop, describe_batch, is_users
 from .fetching.batch_maker import BatchRecipe
 from .opening import open_backend, open_device_stage, pinned
 from .sampling.sampler_chain import names_of, num_ranks
@@ -67,6 +67,19 @@ _SHORT = (
 
 _autograd: Any = autograd
 _is_profiled = _autograd._profiler_enabled
+
+
+class _Ending:
+    """Ends the workers as the iterator that holds it goes. Not a ``weakref.finalize``, whose
+    registry would keep the workers for ever where Ctrl-C cuts it off."""
+
+    def __init__(self, stop: Callable[[], None]) -> None:
+        self.stop: Callable[[], None] | None = stop
+
+    def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
+        # At exit the thread groups stop the workers.
+        if self.stop is not None and not is_exiting():
+            self.stop()
 
 
 class _Instead(Exception):
@@ -109,9 +122,7 @@ class LoaderIterator(EpochIterator):
         # Before there is anything to end: Ctrl-C may come between. Twice: it may also cut the first
         # one off before it has done anything, and is swallowed there.
         stop = self._backend.request_stop
-        self._finalizers = weakref.finalize(self, stop), weakref.finalize(self, stop)
-        for finalizer in self._finalizers:
-            finalizer.atexit = False  # at exit the thread groups stop the workers
+        self._endings = _Ending(stop), _Ending(stop)
         self.stats: EpochStats = self._backend.stats
         """This epoch's; they stay readable after its end and do not keep this iterator alive."""
         try:
@@ -257,8 +268,10 @@ class LoaderIterator(EpochIterator):
                 if handed is not None:
                     return handed  # type: ignore[no-any-return]  # Loaded, Failed
         except BaseException as error:  # a handler's, or a bug of ours
-            if isinstance(error, PipelineStopped) and self._over == _CLOSED:
-                return Told(PipelineStopped(_CLOSED))  # by another thread, meanwhile
+            if self._over == _CLOSED and is_users(
+                error
+            ):  # by another thread or a handler, meanwhile
+                return Told(PipelineStopped(_CLOSED))
             self._over = _CUT_SHORT
             self._backend.request_stop()
             raise
@@ -388,7 +401,7 @@ class LoaderIterator(EpochIterator):
         """End the epoch with an error, after which it is over; or as closed by another thread.
         Persistent workers end, too, and the next epoch begins with new ones."""
         error = as_raised_in_loop(error)
-        if isinstance(error, PipelineStopped) and self._over == _CLOSED:  # by another thread
+        if self._over == _CLOSED:  # by another thread or a handler, meanwhile
             error = PipelineStopped(_CLOSED)
         self._over = _CLOSED if isinstance(error, PipelineStopped) else _ENDED
         self._backend.request_stop()
@@ -408,8 +421,8 @@ class LoaderIterator(EpochIterator):
         else:
             self._backend.stop()
             # Nothing is left to end, and what they hold might refer to this object: the dataset.
-            for finalizer in self._finalizers:
-                finalizer.detach()
+            for ending in self._endings:
+                ending.stop = None
         failure = None if self._skipped is None else self._skipped.end()
         end = _END if failure is None else Told(failure)
         # Last: the loop does not see an end that Ctrl-C cuts off, and a state has to say so. From

@@ -22,8 +22,12 @@ from support.loaders import (
     DataLoader,
     ThreadLoader as OnThreads,
     batches_of,
+    resumed,
     run_script,
 )
+from torch.utils.data import IterableDataset
+
+from spdl_torch import PipelineStopped
 
 
 def test_thread_that_trains_on_after_the_main_one_has_its_epochs():
@@ -211,6 +215,31 @@ def test_dataset_goes_with_its_loader_while_a_worker_is_stuck(without_collector)
     assert found() is not None
     gate.set()
     until(lambda: is_gone(found))
+
+
+class Closing(IterableDataset):
+    """Its loader is closed while it makes item 5."""
+
+    close = None
+
+    def __iter__(self):
+        for item in range(12):
+            if item == 5 and self.close is not None:
+                self.close()
+            yield item
+
+
+def test_batch_that_is_made_as_its_loader_is_closed_is_finished():
+    """Without workers: the loop has it, and a state the rest."""
+    dataset = Closing()
+    loader = DataLoader(dataset, 4)
+    dataset.close, got = loader.close, []
+    with pytest.raises(PipelineStopped, match="was closed"):
+        got += (each for batch in loader for each in batch.tolist())
+    dataset.close = None
+    rest = resumed(DataLoader(Closing(), 4), loader.state_dict())
+    assert got + [each for batch in rest for each in batch.tolist()] == list(range(12))
+    assert got == list(range(8))
 
 
 PROGRAM = """

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...engine.recorder import FlightRecorder
+from ...errors import PipelineStopped
 from ..error_notes import is_of_handler
 from ..fetching.batch_maker import record_parts
 from ..fetching.items import Items
@@ -51,7 +52,8 @@ class InlineWorker(Backend):
             owned = OwnedGenerators(recipe.dataset, recipe.collate_fn)
             self._owned = owned or None
             self._streams.seed_owned(owned)
-        self._job: Given | None = None
+        self._job: Given | None = None  # that is under way
+        self._is_stopped = False
         self._end: weakref.finalize[..., Any] | None = None
 
     def begin(
@@ -94,6 +96,9 @@ class InlineWorker(Backend):
         """Make the batch."""
         job = self._job
         assert job is not None, "guaranteed by the iterator"
+        if self._is_stopped:  # just now: from give() on, stop() leaves the rest to this
+            self._job = None
+            raise PipelineStopped("DataLoader: it was closed")  # the iterator says more
         maker = self._maker
         finalize = None if self._is_sent_as_made else partial(self._sent, job.number)
         try:
@@ -108,6 +113,10 @@ class InlineWorker(Backend):
             if is_of_handler(error):
                 raise
             return Failed(job.number, error)
+        finally:
+            self._job = None
+            if self._is_stopped:  # meanwhile, by another thread or a handler
+                self.stop()
 
     def _sent(self, number: int, batch: Any) -> Any:
         """Return a batch as the loop gets it, pinned or on its device."""
@@ -150,7 +159,8 @@ class InlineWorker(Backend):
     def stop(self) -> None:
         """Call ``request_stop``, and let go of an iterable's iterator, which may have threads."""
         self.request_stop()
-        if self._end is not None:
+        self._is_stopped = True
+        if self._end is not None and self._job is None:
             self._end()
 
 
