@@ -84,8 +84,10 @@ def main(options: argparse.Namespace) -> None:
         options.workers, options.rounds, options.iterations = [1], 1, BATCH
     seconds = 0.0 if options.smoke else 0.3
     combinations = [
-        (pool, *case, count)
-        for pool, case, count in itertools.product(POOLS, CASES, sorted(set(options.workers)))
+        (pool, saved_as, library, count)
+        for pool, (saved_as, library), count in itertools.product(
+            POOLS, CASES, sorted(set(options.workers))
+        )
     ]
     found = {each: {metric: list[float]() for metric in METRICS} for each in combinations}
     for number in range(options.rounds):
@@ -208,7 +210,7 @@ def prepare(saved_as: str, library: str, files: list[bytes]) -> None:
     """Set up a worker: the first call in it."""
     global _load
     torch.set_num_threads(1)
-    functions = {
+    functions: dict[str, tuple[Load, Load]] = {
         "ours": (load_npy, load_npz),
         "numpy": (numpy_load, numpy_load),
         "torch": (torch_load, torch_load),
