@@ -83,7 +83,7 @@ def main(options: argparse.Namespace) -> None:
     if options.smoke:
         options.workers, options.rounds, options.iterations = [1], 1, BATCH
     seconds = 0.0 if options.smoke else 0.3
-    combinations = [
+    combinations: list[tuple[str, str, str, int]] = [
         (pool, saved_as, library, count)
         for pool, (saved_as, library), count in itertools.product(
             POOLS, CASES, sorted(set(options.workers))
