@@ -19,16 +19,16 @@ from .scopes import scope
 
 E = TypeVar("E", bound=BaseException)
 
-# Without the enums of signal.getsignal, which take ten times as long: a pass ends by an error, too.
-_getsignal = getattr(sys.modules.get("_signal"), "getsignal", signal.getsignal)
-
 
 def raised_in_handler(error: BaseException) -> bool:
     """Return whether a signal's handler raised an error, whatever it interrupted: the code of one
     that is in place is among the error's frames. Their locals are not looked at, as the frames
     would keep what they are let go of later.
     """
-    set_ones = (each for each in map(_getsignal, range(1, signal.NSIG)) if callable(each))
+    # Without the enums of signal.getsignal, which take ten times as long: a pass ends by an error,
+    # too.
+    found = map(_signal.getsignal, range(1, signal.NSIG))
+    set_ones = (each for each in found if callable(each))
     handlers = {*map(_code_of, set_ones)} - {None}
     entry = error.__traceback__ if handlers else None
     while entry is not None and entry.tb_frame.f_code not in handlers:

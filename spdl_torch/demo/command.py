@@ -15,6 +15,7 @@ from statistics import median
 from typing import TYPE_CHECKING, TypeVar
 
 from ..command_options import CommandError, whole_number
+from ..handlers import handlers_deferred
 from ..machine.limits import whole_cores
 from ..shown_text import counted, printable, wrapped
 
@@ -205,8 +206,6 @@ def _apart(work: Callable[..., _Answer], *arguments: object) -> _Answer:
     """
     if sys.platform != "linux":
         return work(*arguments)
-    from ..handlers import handlers_deferred
-
     context = multiprocessing.get_context("fork")
     reader, writer = context.Pipe(duplex=False)
     process = context.Process(target=_send, args=(writer, work, arguments))

@@ -268,9 +268,8 @@ class LoaderIterator(EpochIterator):
                 if handed is not None:
                     return handed  # type: ignore[no-any-return]  # Loaded, Failed
         except BaseException as error:  # a handler's, or a bug of ours
-            if self._over == _CLOSED and is_users(
-                error
-            ):  # by another thread or a handler, meanwhile
+            # By another thread or a handler, meanwhile: whatever it took away is its doing.
+            if self._over == _CLOSED and is_users(error):
                 return Told(PipelineStopped(_CLOSED))
             self._over = _CUT_SHORT
             self._backend.request_stop()
