@@ -350,4 +350,4 @@ def test_items_that_an_iterable_s_own_state_has_passed_are_reported(caplog):
         numbers_lost.add(lost)
         if where is None:
             break
-    assert {0, 1, 4} <= numbers_lost
+    assert {0, 4} < numbers_lost  # and some in the middle of a batch
