@@ -23,12 +23,13 @@ from .checkpoint.resume_state import (
     generators_of,
     order_drawn_again,
     skipped,
+    stateful_sampler,
     tell_order,
 )
 from .checkpoint.user_state import WorkerState, pass_of_workers
 from .fetching.bad_samples import SkippedSamples, Tolerance
 from .rng.keys import StreamKey, epoch_seed
-from .sampling.sampler_chain import epoch_of, shard_of
+from .sampling.sampler_chain import epoch_of, nested_samplers, shard_of
 
 if TYPE_CHECKING:
     from .checkpoint.drawing import Drawing
@@ -47,6 +48,10 @@ class EpochIterator(_BaseDataLoaderIter):
             self._base = BaseSeed(int(self._base_seed))
             if resume is not None and not resume.base.drew_base_seed:
                 draw_again_from(loader, redrawn.states)
+                if self._draws_at_once():
+                    self._sampler_iter = iter(self._index_sampler)
+            else:
+                self._begin_again(loader, resume, redrawn)
             self._begin_epoch(loader, resume, redrawn)
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
@@ -59,7 +64,27 @@ class EpochIterator(_BaseDataLoaderIter):
                 # As torch does for a new iterator.
                 seed = torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
                 self._base = BaseSeed(int(seed))
+                self._begin_again(loader, resume, redrawn)
             self._begin_epoch(loader, resume, redrawn)
+
+    def _draws_at_once(self) -> bool:
+        """Whether the sampler may have drawn its order before it was asked for an index. One that
+        was restored goes on at its first beginning."""
+        sampler = self._index_sampler
+        if inspect.isgenerator(self._sampler_iter) or stateful_sampler(sampler) is not None:
+            return False
+        return not any(hasattr(each, "start_at") for each in nested_samplers(sampler))
+
+    def _begin_again(
+        self, loader: DataLoader[Any], resume: ResumeState | None, redrawn: Redrawn
+    ) -> None:
+        """Begin the sampler a second time, as torch does for a new iterator with workers: what
+        draws its order at once draws another one, after the base seed."""
+        is_within = resume is not None and not resume.finished
+        if self._num_workers and not is_within and self._draws_at_once():
+            redrawn.states = [each.get_state() for each in generators_of(loader)]
+            self._base = self._base._replace(drew_base_seed=False)
+            self._sampler_iter = iter(self._index_sampler)
 
     def _begin_epoch(
         self, loader: DataLoader[Any], resume: ResumeState | None, redrawn: Redrawn

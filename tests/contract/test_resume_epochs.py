@@ -25,7 +25,7 @@ from support.datasets import (
 )
 from support.gates import FakeClock
 from support.loaders import DataLoader, batches_of, resumed, stored
-from support.seats import FORKED, NONE, THREADS, in_seats
+from support.seats import FORKED, NONE, THREADS, in_every_seat_by_pairs, in_seats
 from torch.utils.data import DistributedSampler, Sampler
 
 from spdl_torch import PipelineDataset
@@ -154,30 +154,72 @@ def test_epoch_named_after_a_load_is_the_one_that_would_have_come(seat, has_gene
     assert [epoch(again, number) for number in (2, 3)] == expected
 
 
+class AtOnce(Sampler):
+    """Draws the order of its batches when it is begun, and then calls ``then``."""
+
+    def __init__(self, seed, then=lambda: None):
+        self.generator = None if seed is None else torch.Generator().manual_seed(seed)
+        self.then = then
+
+    def __len__(self):
+        return 5
+
+    def __iter__(self):
+        order = torch.randperm(20, generator=self.generator).view(5, 4).tolist()
+        self.then()
+        return iter(order)
+
+
 @none_or_threads
 def test_state_taken_while_an_epoch_begins_has_that_epoch_before_it(seat):
     """As a signal's handler may take it: draws that were made for the order come again."""
     states = []
-
-    class Order(Sampler):
-        def __init__(self, seed):
-            self.generator = torch.Generator().manual_seed(seed)
-
-        def __len__(self):
-            return 5
-
-        def __iter__(self):
-            order = torch.randperm(20, generator=self.generator).view(5, 4).tolist()
-            if self is loader.batch_sampler:
-                states.append(loader.state_dict())
-            return iter(order)
-
-    def made(seed):
-        return seat.loader(range(20), batch_sampler=Order(seed))
-
-    loader = made(3)
+    loader = seat.loader(range(20), batch_sampler=AtOnce(3, lambda: states.append(stored(loader))))
     epochs = [batches_of(loader) for _ in range(2)]
-    assert [batches_of(resumed(made(5), state)) for state in states] == epochs
+    begun = [epoch for epoch in epochs for _ in range(1 + (seat is THREADS))]  # as often
+    again = [seat.loader(range(20), batch_sampler=AtOnce(5)) for _ in states]
+    assert [*map(batches_of, map(resumed, again, states))] == begun
+
+
+@in_every_seat_by_pairs(persistent=[False, True], seeds=[(3, 5), (None, None)])
+def test_order_that_is_drawn_at_once_is_torchs_and_comes_again(seat, persistent, seeds):
+    """torch begins the sampler of a new iterator with workers twice: the second order counts."""
+
+    def made(loader_class, seed, dataset):
+        options = {"batch_sampler": AtOnce(seed), "persistent_workers": persistent}
+        return loader_class(dataset, **options)
+
+    torch.manual_seed(1)
+    peer = made(seat.peer, seeds[0], range(20))
+    order = [batches_of(peer) for _ in range(3)]
+    torch.manual_seed(1)
+    loader = made(seat.loader, seeds[0], Drawn(20))
+    expected = [batches_of(loader) for _ in range(3)]
+    assert [[[drawn[0] for drawn in batch] for batch in epoch] for epoch in expected] == order
+    for epoch in range(2):
+        torch.manual_seed(1)
+        loader, again = (made(seat.loader, seed, Drawn(20)) for seed in seeds)
+        for _ in range(epoch):
+            batches_of(loader)
+        begun = batches_of(islice(iter(loader), 2))
+        resumed(again, stored(loader))
+        rest, *others = (batches_of(again) for _ in range(epoch, 3))
+        assert [begun + rest, *others] == expected[epoch:]
+
+
+def test_ctrl_c_in_a_second_beginning_leaves_the_order_as_it_was():
+    calls = iter((None, KeyboardInterrupt))
+
+    def then():
+        if (error := next(calls, None)) is not None:
+            raise error
+
+    loader, undisturbed = (
+        THREADS.loader(range(20), batch_sampler=AtOnce(3, each)) for each in (then, lambda: None)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        iter(loader)
+    assert batches_of(loader) == batches_of(undisturbed)
 
 
 class GoesOn:

@@ -93,7 +93,7 @@ def order_drawn_again(loader: Any, resume: ResumeState | None) -> Iterator[Redra
     except BaseException:
         # An epoch that did not begin: the next one draws what it would have.
         if position.before_draws is not None and position.order is before:
-            draw_again_from(loader, redrawn.states)
+            draw_again_from(loader, position.before_draws)
         raise
     finally:
         position.before_draws = None
