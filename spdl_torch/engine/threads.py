@@ -230,14 +230,24 @@ def _now_in_child() -> None:
     _process = object()
 
 
+def before_exit(function: Callable[[], object]) -> None:
+    """Call a function when the main thread has ended, before threads of ours are stopped."""
+    _install_exit_hook()
+    _register_exit(function)
+
+
 @functools.cache
 def _install_exit_hook() -> None:
+    # One that two threads have installed at once finds nothing to do the second time.
+    _register_exit(_stop_with_main_thread)
+
+
+def _register_exit(function: Callable[[], object]) -> None:
     # Unlike atexit's functions these run before the interpreter joins other threads (3.9+,
-    # private; concurrent.futures uses it for the same reason). One that two threads have installed
-    # at once finds nothing to do the second time.
+    # private; concurrent.futures uses it for the same reason), the last one first.
     register = getattr(threading, "_register_atexit", atexit.register)
     with suppress(RuntimeError):  # an atexit function runs, before the one below
-        register(_stop_with_main_thread)
+        register(function)
 
 
 def _stop_with_main_thread() -> None:

@@ -167,7 +167,7 @@ def _bytes_of(pid: int) -> int:
 def _cells(torchs: list[float], ours: list[float]) -> str:
     """Return means of the turns with half of what is between them, and the turns' ratios."""
     spreads = ((mean(each), (max(each) - min(each)) / 2) for each in (torchs, ours))
-    cells = "".join(f"{f'{_shown(middle)} ±{_shown(half)}':>20}" for middle, half in spreads)
+    cells = "".join(f" {f'{_shown(middle)} ±{_shown(half)}':>19}" for middle, half in spreads)
     ratios = [b / a for a, b in zip(torchs, ours, strict=True)]
     return f"{cells}  {geometric_mean(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
 

@@ -10,7 +10,7 @@ import sys
 import sysconfig
 import weakref
 from contextlib import suppress
-from multiprocessing import util
+from multiprocessing import current_process, util
 from time import perf_counter
 from traceback import walk_stack
 from typing import Any, NamedTuple, TypeVar
@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 # What makes reports comes now: Ctrl-C during an import when a loader goes would be lost.
 import spdl_torch.loader.stats.stats
 
+from ..engine.threads import before_exit
 from ..loader.dataloader import DataLoader as OurDataLoader
 from ..locks import in_forked_child
 from ..shown_text import printable_line
@@ -49,11 +50,16 @@ def exchange_loader(options: Any) -> None:
     if named is DataLoader:
         vars(spdl_torch)["DataLoader"] = named  # for a program that has been edited
     end = functools.partial(end_process, options, known)
+
+    def at_childs_end(_: Any = None) -> None:
+        util.Finalize(None, end, exitpriority=0)
+        before_exit(end)  # Python 3.13 ends the threads of a recording before that
+
     atexit.register(end)
-    # A child of multiprocessing that is forked ends without atexit, another has stopped the threads
-    # of a recording by then. A forked one calls this when it begins.
-    util.Finalize(None, end, exitpriority=0)
-    util.register_after_fork(options, lambda _: util.Finalize(None, end, exitpriority=0))
+    # A child of multiprocessing may end without atexit. A forked one calls this when it begins.
+    util.register_after_fork(options, at_childs_end)
+    if current_process().name != "MainProcess":  # but a spawned one, which has just begun
+        at_childs_end()
     in_forked_child(known.clear)  # a fork reports on its own loaders, and records none
     in_forked_child(while_it_runs.pop_all)
 

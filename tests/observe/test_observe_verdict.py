@@ -325,7 +325,8 @@ def test_cause_is_found_on_real_threads(cause):
                 break
     assert report.verdict.cause is cause, str(report)
     assert cause is not Cause.GIL or "More threads will not help" in report.verdict.action
-    assert ("Raise" in report.verdict.action) == (cause is Cause.IO)
+    # Beside other programs more threads have more of the cores.
+    assert cause is Cause.CPU or ("Raise" in report.verdict.action) == (cause is Cause.IO)
     assert report.verdict.stage == (None if cause in (Cause.CONSUMER, Cause.SOURCE) else "op")
     assert dataset.report().verdict.cause is cause, "the last report stays"
 

@@ -164,6 +164,7 @@ def _run_as_new(arguments, descriptors=(), mask=(), ends_whole=False):
         # torch need not take each of its operators out of its tables.
         is_torchs = getattr(finalizer.peek()[1], "__module__", None) == "torch.library"
         finalizer.atexit = is_torchs and ends_whole
+    atexit.register(weakref.finalize._exitfunc)  # which a fork server of Python 3.13 has forgotten
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):

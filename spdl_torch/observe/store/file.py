@@ -219,13 +219,13 @@ def _select(
     where = " AND ".join(condition for condition, _ in given) or "TRUE"
     query = f"SELECT * FROM {view} WHERE {where} ORDER BY timestamp {order}, id {order}"
     with reading(db_path) as connection, damaged(db_path):
-        return rows_of(connection, query, *(value for _, value in given))
+        return rows_of(connection, query, [value for _, value in given])
 
 
 _JSON = ("details", "versions", "config")
 
 
-def rows_of(connection: sqlite3.Connection, query: str, *values: Any) -> list[dict[str, Any]]:
+def rows_of(connection: sqlite3.Connection, query: str, values: Any) -> list[dict[str, Any]]:
     """Return the rows of a query within :func:`damaged`, with the content of JSON."""
     rows = [dict(row) for row in connection.execute(query, values)]
     for row in rows:

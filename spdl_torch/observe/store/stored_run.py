@@ -42,7 +42,7 @@ _INTERVALS = """
     timestamp, pipeline, name, begins, totals, CASE WHEN id IN (
         SELECT id FROM (
             SELECT id, lead(begins, 1, 1) OVER (PARTITION BY pipeline ORDER BY timestamp, id)
-                AS is_last FROM interval WHERE run_id = ?1 AND timestamp BETWEEN ?2 AND ?3
+                AS is_last FROM interval WHERE run_id = :run AND timestamp BETWEEN :begin AND :end
         ) WHERE is_last
     ) THEN details END AS details FROM interval
 """
@@ -106,16 +106,16 @@ class StoredRun:
                 f"{path}: run_id must be of a run with figures ({there}), got {run_id}."
             )
         with damaged(path):
-            (facts,) = rows_of(connection, _FACTS, chosen)
+            (facts,) = rows_of(connection, _FACTS, [chosen])
         return cls(connection, path, facts)
 
     def rows(self, what: str) -> list[dict[str, Any]]:
         """Return rows of a table or a view."""
-        condition = "run_id = ?1 AND timestamp BETWEEN ?2 AND ?3 ORDER BY timestamp, id"
+        condition = "run_id = :run AND timestamp BETWEEN :begin AND :end ORDER BY timestamp, id"
         query = f"SELECT {what} WHERE {condition}"
         with damaged(self.path):
-            run_id = self.facts["run_id"]
-            return rows_of(self.connection, query, run_id, self.begin, self.end)
+            values = {"run": self.facts["run_id"], "begin": self.begin, "end": self.end}
+            return rows_of(self.connection, query, values)
 
     @cached_property
     def intervals(self) -> Sequence[Row]:
@@ -215,7 +215,7 @@ _DOUBLE_RULE, _RULE = "=" * 80, "-" * 80
 # Task times are averaged over the tasks that succeeded, waits over the items, the rest over time.
 _SUMS = """
     SELECT name, count(*) AS num_entries, {figures}
-    FROM {view} WHERE run_id = ?1 OR ?1 IS NULL GROUP BY name, label
+    FROM {view} WHERE run_id = ifnull(?, run_id) GROUP BY name, label
     ORDER BY pipeline IS NOT NULL, pipeline, stage_number, name
 """
 _SUMS_OF_TASKS = """
@@ -275,7 +275,7 @@ def log_stats_summary(
     with reading(db_path) as connection:
         for title, view, figures, text in _SUMMARIES:
             with damaged(db_path):
-                rows = rows_of(connection, _SUMS.format(view=view, figures=figures), run_id)
+                rows = rows_of(connection, _SUMS.format(view=view, figures=figures), [run_id])
                 lines += [title, _RULE, "", *(text.format(**row) for row in rows)]
         if rows:
             run = StoredRun.of(connection, Path(db_path), run_id)
