@@ -126,7 +126,7 @@ def compare(options: argparse.Namespace) -> int:
     if not any("batches/s" in name for name in found["torch"][0]):
         print("spdl-torch run: no loader has given two batches.", file=sys.stderr)
     width = max(map(len, found["torch"][0]), default=0)
-    print(f"{'':{width}}{'torch':>20}{'ours':>20}  ours/torch")
+    print(f"{'':{width}}{'torch':>22}{'ours':>22}  ours/torch")
     for name in found["torch"][0]:
         with suppress(KeyError):  # not in every turn
             rows = ([each[name] for each in turns] for turns in found.values())
@@ -167,7 +167,7 @@ def _bytes_of(pid: int) -> int:
 def _cells(torchs: list[float], ours: list[float]) -> str:
     """Return means of the turns with half of what is between them, and the turns' ratios."""
     spreads = ((mean(each), (max(each) - min(each)) / 2) for each in (torchs, ours))
-    cells = "".join(f" {f'{_shown(middle)} ±{_shown(half)}':>19}" for middle, half in spreads)
+    cells = "".join(f"{f'{_shown(middle)} ±{_shown(half)}':>22}" for middle, half in spreads)
     ratios = [b / a for a, b in zip(torchs, ours, strict=True)]
     return f"{cells}  {geometric_mean(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
 
