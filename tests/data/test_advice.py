@@ -43,7 +43,6 @@ class WithoutLength(Dataset):
 
 
 def noisy(index):
-    """Draw a random number."""
     return index + torch.rand(())
 
 

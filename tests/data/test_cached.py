@@ -12,7 +12,7 @@ import resource
 import signal
 import threading
 from collections import UserDict, namedtuple
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ import torch
 import torchvision.transforms.v2 as transforms
 from PIL import Image
 from support import warm
+from support.at_call import TooLate, handled
 from support.datasets import Made as MadeBy, Sized
 from support.forks import fork, found_in_fork, found_in_forks
 from support.gates import PATIENCE_SECONDS, in_thread, result_of, switching, until
@@ -47,7 +48,6 @@ NUM_KILLED = 40
 
 
 def content_of(number, size=1000):
-    """What belongs to a number."""
     return random.Random(number).randbytes(size)
 
 
@@ -84,9 +84,7 @@ SAMPLES = [
     {"a": [1, 2.5, None, "text"], "b": (b"bytes", np.float32(3))},
     Pair(torch.tensor([float("nan")]), 7),
     Image.new("RGB", (3, 2), (1, 2, 3)),
-]
-WITH_GAPS = [
-    torch.rand(4, 4)[:, ::2],
+    torch.rand(4, 4)[:, ::2],  # and others with gaps
     torch.arange(10)[::2],
     torch.arange(3).expand(4, 3),
     np.arange(10)[::-1],
@@ -121,7 +119,7 @@ MADE_ANEW = [
 
 
 @pytest.mark.parametrize("place", ["memory", "full"])
-@pytest.mark.parametrize("sample", [*SAMPLES, *WITH_GAPS, *MADE_ANEW])
+@pytest.mark.parametrize("sample", [*SAMPLES, *MADE_ANEW])
 def test_sample_comes_back_bit_for_bit(sample, place, tmp_path):
     """Its shape and type, too, also where it is made anew each time. It can be written to."""
     make = sample if callable(sample) else lambda: sample
@@ -190,7 +188,6 @@ def test_full_disk_stops_the_cache_and_not_the_training(tmp_path, caplog):
 
 
 def bytes_in(folder):
-    """The bytes of a store."""
     return sum(Path(folder, name).stat().st_size for name in ("data", "index"))
 
 
@@ -228,7 +225,6 @@ def test_earlier_versions_make_room_for_the_present_one(tmp_path):
 
 
 def filled(folder, version, most=None):
-    """A cache of one version with all its samples."""
     kept = cached(Made(50), folder, version=version, max_bytes=most)
     assert [sample.label for sample in kept] == [*range(50)]
     return kept
@@ -539,7 +535,6 @@ def test_memory_is_free_when_the_last_process_has_ended(ends):
 
 
 def below_a_lost_disk(path):
-    """A folder below a link to a disk that is not there."""
     (path / "scratch").symlink_to(path / "absent" / "place")
     return path / "scratch" / "kept"
 
@@ -584,13 +579,11 @@ def test_forked_child_waits_for_no_thread_that_it_has_not_got(tmp_path):
 
 def test_spawned_ranks_share_one_memory(monkeypatch):
     """With the address of the group, and no rank yet. Others have their own."""
-    sent, folders = forked.SimpleQueue(), []
+    folders = []
     for port in ("1", "1", "2"):
         monkeypatch.setenv("MASTER_PORT", port)
-        child = forked.Process(target=lambda: sent.put(kept_by(cached([1])).folder))
-        child.start()
-        folders.append(sent.get())
-        child.join()
+        with ProcessPoolExecutor(1, mp_context=forked) as pool:
+            folders.append(pool.submit(rank_folders, {}, None).result())
     assert folders[0] == folders[1] != folders[2]
 
 
@@ -613,26 +606,25 @@ def test_time_limit_ends_the_wait_for_another_process(tmp_path):
     """What a signal's handler raises then reaches the caller, also if it is an OSError."""
 
     def too_late(*_):
-        raise TimeoutError("too late")
+        raise TooLate
 
-    store = Store(str(tmp_path))
-    reading, writing = os.pipe()
+    store, (reading, writing) = Store(str(tmp_path)), os.pipe()
 
     def hold():
         with store.making(1):
             os.write(writing, b".")
             signal.pause()
 
-    holder, before = forked.Process(target=hold), signal.signal(signal.SIGALRM, too_late)
+    holder = forked.Process(target=hold)
     holder.start()
+    os.read(reading, 1)
     try:
-        os.read(reading, 1)
-        signal.setitimer(signal.ITIMER_REAL, 0.3)
-        with pytest.raises(TimeoutError, match="too late"), store.making(1):
-            pass
+        with handled(too_late, signal.SIGALRM):
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            with pytest.raises(TooLate), store.making(1):
+                pass
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
         holder.kill()
         holder.join()
 

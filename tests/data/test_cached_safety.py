@@ -91,51 +91,33 @@ def test_disk_that_fails_turns_the_cache_off(tmp_path, caplog):
     assert "is not used: Illegal seek" in dataset.loading_remarks()[0]
 
 
-def of_another_user(path):
-    """A folder of another user: the path itself for root, who can give it away."""
-    path.mkdir(mode=0o700)
-    if os.geteuid():
-        return Path("/")
-    os.chown(path, NOBODY, NOBODY)
-    return path
-
-
-def a_link(path):
-    """A link to a folder that would do."""
-    path.with_name("own").mkdir(mode=0o700)
-    path.symlink_to(path.with_name("own"))
-    return path
-
-
-def open_to_others(path):
-    """A folder that others may enter."""
-    path.mkdir()
-    path.chmod(0o710)
-    return path
-
-
-def a_file(path):
-    """No folder at all."""
-    path.touch()
-    return path
-
-
 @pytest.mark.parametrize(
-    ("make", "why"),
+    ("kind", "why"),
     [
-        (of_another_user, "belongs to another user"),
-        (a_link, "is a link or a file"),
-        (open_to_others, r"open to others \(mode 0710\)"),
-        (a_file, "is a link or a file"),
+        ("another user's", "belongs to another user"),
+        ("a link", "is a link or a file"),
+        ("open", r"open to others \(mode 0710\)"),
+        ("a file", "is a link or a file"),
     ],
 )
-def test_folder_that_others_can_write_is_not_used(make, why, tmp_path, monkeypatch):
+def test_folder_that_others_can_write_is_not_used(kind, why, tmp_path, monkeypatch):
     """It is refused with the reason, before anything in it is opened. In memory another name is
     taken: nothing is read or written there, and all processes agree."""
-    place = make(tmp_path / "cache")
+    place, is_roots = tmp_path / "cache", kind == "another user's" and os.geteuid()
+    if kind == "a file":
+        place.touch()
+    elif kind == "a link":
+        (tmp_path / "own").mkdir(mode=0o700)
+        place.symlink_to(tmp_path / "own")
+    elif is_roots:
+        place = Path("/")
+    else:
+        place.mkdir()
+        place.chmod(0o710 if kind == "open" else 0o700)
+        os.chown(place, *[os.geteuid() if kind == "open" else NOBODY] * 2)
     with pytest.raises(ValueError, match=f"cache: {place} is refused: .*{why}.*could run code"):
         Store(str(place))
-    if make is of_another_user and os.geteuid():
+    if is_roots:
         pytest.skip("only root can give a folder away")
     monkeypatch.setattr(memory, "_SHARED_MEMORY", str(tmp_path))
     root = tmp_path / f"spdl_torch-cache-{os.geteuid()}"

@@ -34,7 +34,6 @@ def reciprocal(item):
 
 
 def dataset_of(source, *ops, batch=None, drop_last=False, **options):
-    """A dataset that runs ``ops`` in order and batches what they return."""
     builder = PipelineBuilder().add_source(source)
     for op in ops:
         builder.pipe(op, concurrency=2, output_order="input")

@@ -197,7 +197,6 @@ def test_report_names_the_command_where_nothing_is_compiled(root):
 
 
 def images_of(dataset, sampler, batch_size, seed=3):
-    """All images of a loader's epoch."""
     options = {"num_workers": 2, "isolation": "thread", "seed": seed}
     loader = spdl_torch.DataLoader(dataset, batch_size, sampler=sampler, **options)
     return torch.cat([images for images, _ in loader])

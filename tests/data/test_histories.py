@@ -48,7 +48,6 @@ class Documents(torch_data.IterableDataset):
 
 
 def loader_of(dataset, world, sampler, place, batch_size=None):
-    """One rank's loader."""
     batch_size, options = batch_size and batch_size // world, {"sampler": sampler, "seed": 5}
     return DataLoader(dataset, batch_size, num_workers=place[0], isolation=place[1], **options)
 
@@ -93,7 +92,6 @@ def batches_shared_out_by_ours(world, rank, place, _):
 
 
 def pipeline_of(source, world, rank, **options):
-    """One rank's pipeline."""
     builder = PipelineBuilder().add_source(source).pipe(abs, output_order="input")
     builder.aggregate(GLOBAL_BATCH // world).add_sink()
     return PipelineDataset(builder, num_replicas=world, rank=rank, **options)
@@ -145,7 +143,6 @@ KINDS = [
 
 
 def plain(came):
-    """Values that can be compared."""
     if isinstance(came, dict):
         return {name: plain(each) for name, each in came.items()}
     return torch.as_tensor(came).tolist()

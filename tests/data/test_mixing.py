@@ -29,7 +29,6 @@ schedules = st.dictionaries(st.integers(1, 9000), some_weights, max_size=2)
 
 
 def named(weights):
-    """Weights of the sources."""
     return dict(zip(NAMES, weights, strict=True))
 
 
@@ -226,7 +225,6 @@ def piped_mixture(rank=0, world=1, tail="drop", **options):
 
 
 def noted(items, read, index):
-    """Read one of the items."""
     read.append(items[index])
     return items[index]
 

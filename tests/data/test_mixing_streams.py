@@ -70,7 +70,6 @@ class Resuming(Plain):
         self.epoch = epoch
 
     def first(self):
-        """The number that comes first."""
         is_resumed = self.starting is not None and self.starting["epoch"] == self.epoch
         return self.starting["number"] if is_resumed else 0
 

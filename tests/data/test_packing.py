@@ -51,7 +51,6 @@ def first_fit_decreasing(sizes, budget):
 
 
 def groups_of(grouping, sizes, budget):
-    """The places of each group."""
     places, ends = grouping(np.array(sizes, np.int32), budget)
     assert sorted(places.tolist()) == list(range(len(sizes)))  # each sample once
     return [places[a:b].tolist() for a, b in itertools.pairwise([0, *ends])]

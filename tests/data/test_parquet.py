@@ -43,7 +43,6 @@ def write(folder, sizes, group_rows=3, **columns):
 
 
 def numbers_in(items):
-    """The rows' numbers in rows or batches."""
     return [int(n) for each in items for n in np.atleast_1d(np.asarray(each["n"]))]
 
 
@@ -173,7 +172,6 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def kinds(tmp_path_factory):
-    """Files with a column of each kind."""
     return write(tmp_path_factory.mktemp("kinds"), (10, 4), 4, **KINDS)
 
 
@@ -343,11 +341,7 @@ def test_damage_is_an_error_that_names_the_file(tmp_path):
         assert "a.parquet" in told
         assert rows is None or rows == pq.read_table(path, columns=["n"])["n"].to_pylist()
     assert num_found > 25
-
-
-def test_damage_in_text_is_an_error_that_names_the_file(tmp_path):
-    """Though text is decoded after it was read."""
-    path = tmp_path / "a.parquet"
+    # Though text is decoded after it was read.
     pq.write_table(pa.table({"s": ["abc", "def"]}), path, compression="none", use_dictionary=False)
     path.write_bytes(path.read_bytes().replace(b"def", b"\xffef"))
     for read in (list, lambda source: source[1]):

@@ -22,7 +22,6 @@ worlds = st.integers(1, 7)
 
 
 def shares(dataset, world, *, epoch=0, **options):
-    """The indices of every rank."""
     samplers = [DistributedSampler(dataset, world, rank, **options) for rank in range(world)]
     for sampler in samplers:
         sampler.set_epoch(epoch)

@@ -68,7 +68,6 @@ def source_of(kind, root, seed=None, epoch=0):
 
 
 def numbers_of(source):
-    """The numbers of the items."""
     return [int(item["__key__"]) if isinstance(item, dict) else item for item in source]
 
 

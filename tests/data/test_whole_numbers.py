@@ -14,7 +14,6 @@ from spdl_torch.pipeline import PipelineBuilder
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory):
-    """One source of each kind."""
     pa = pytest.importorskip("pyarrow")
     import pyarrow.parquet as pq
 

@@ -82,20 +82,16 @@ def uneven_video(container, step, bf="2", **more):
     return write_video(Kind(container, "libx264", options, step=step, num_frames=30, **more))
 
 
-def pause_near_the_end(number):
-    return number + 23 * (number >= 27)
-
-
-def pause_near_the_beginning(number):
-    return number + 75 * (number >= 1)
-
-
-def pauses(number):
-    return number + 13 * (number // 7) + 35 * (number >= 28)
+PAUSES = {
+    "near the end": lambda number: number + 23 * (number >= 27),
+    "near the beginning": lambda number: number + 75 * (number >= 1),
+    "several": lambda number: number + 13 * (number // 7) + 35 * (number >= 28),
+}
+each_pause = pytest.mark.parametrize("step", PAUSES.values(), ids=PAUSES)
 
 
 @pytest.mark.parametrize(("container", "bf"), [("mp4", "0"), ("matroska", "0"), ("matroska", "2")])
-@pytest.mark.parametrize("step", [pause_near_the_end, pause_near_the_beginning, pauses])
+@each_pause
 def test_a_sampler_is_told_the_duration_of_a_variable_rate(container, step, bf):
     """That of the frames: MP4 states the steps between packets, which are others."""
     told = []
@@ -121,7 +117,9 @@ def test_a_late_start_does_not_change_the_duration():
 
 def test_a_moment_up_to_the_stated_end_gives_the_last_frame():
     """An MP4 that is whole may state more than its frames last."""
-    content = bytearray(uneven_video("mp4", pause_near_the_beginning, muxer={"use_editlist": "0"}))
+    content = bytearray(
+        uneven_video("mp4", PAUSES["near the beginning"], muxer={"use_editlist": "0"})
+    )
     place = content.index(b"mdhd") + 16
     ticks, duration = struct.unpack_from(">II", content, place)
     struct.pack_into(">I", content, place + 4, duration + 3 * ticks)
@@ -131,7 +129,7 @@ def test_a_moment_up_to_the_stated_end_gives_the_last_frame():
         load_clip(content, lambda info: [99.0])
 
 
-@pytest.mark.parametrize("step", [pause_near_the_beginning, pause_near_the_end, pauses])
+@each_pause
 def test_a_cut_video_of_a_variable_rate_is_refused(step):
     """Its list of packets comes first, and has those that are not there any more."""
     content = uneven_video("mp4", step, muxer={"moov_size": "4096"})

@@ -30,8 +30,6 @@ def torchvisions(images, mean=MEAN, std=STD, dtype=torch.float32):
 
 
 ULP = {torch.float32: 1e-6, torch.float64: 1e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
-
-
 STATISTICS = [(None, None), (MEAN, STD), ([0.5], [0.25])]
 
 
@@ -74,13 +72,6 @@ def test_compiled_model_has_the_same_values():
     assert model[1].weight.grad is not None
 
 
-@pytest.mark.parametrize("given", [(MEAN, None), (None, STD)])
-def test_mean_and_std_go_together(given):
-    """Another mean or spread in place of the one left out would train on other pixels."""
-    with pytest.raises(ValueError, match="mean and std, or neither"):
-        ToFloat(*given)
-
-
 @pytest.mark.parametrize(
     "cast", [nn.Module.half, nn.Module.bfloat16, nn.Module.double, lambda m: m.to(torch.float16)]
 )
@@ -106,8 +97,11 @@ def test_constants_follow_the_model():
     assert (model.state_dict(), [*model.parameters()]) == ({}, [])
 
 
-def test_images_that_are_floats_are_refused():
-    """They are most likely scaled already."""
+def test_what_would_train_on_other_pixels_is_refused():
+    """A mean or spread alone, and images of floats, which are most likely scaled already."""
+    for given_alone in ((MEAN, None), (None, STD)):
+        with pytest.raises(ValueError, match="mean and std, or neither"):
+            ToFloat(*given_alone)
     with pytest.raises(TypeError, match=r"uint8, got torch\.float32\. Leave ToTensor"):
         ToFloat(MEAN, STD)(torch.rand(2, 3, 4, 4))
 
