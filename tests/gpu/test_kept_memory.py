@@ -32,8 +32,6 @@ def in_storage(index):
 
 
 class CountingDevice(LazyDevice):
-    """Counts the locks."""
-
     num_locks = 0
 
     def cudaHostRegister(self, *args):

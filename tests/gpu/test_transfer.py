@@ -51,7 +51,6 @@ class Tagged(UserDict):
 
 
 def tagged(members):
-    """One with a tag."""
     mapping = Tagged(members)
     mapping.tag = "kept"
     return mapping
@@ -96,7 +95,6 @@ def tensors(draw):
 
 
 def containers(inner):
-    """Of any kind."""
     dicts = st.dictionaries(st.text(max_size=2), inner, max_size=3)
     kinds = (OrderedDict, partial(defaultdict, list), MappingProxyType, ChainMap, tagged)
     lists = st.lists(inner, max_size=4)

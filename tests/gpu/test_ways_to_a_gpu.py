@@ -114,7 +114,6 @@ def lent(data, collate):
 
 
 def made_on_the_device(gpu, data):
-    """By the workers."""
     samples = Made(lambda index: gpu.make(data[index]), len(data))
     return DataLoader(samples, batch_size=None, device="cuda", **THREADS)
 

@@ -26,7 +26,6 @@ __all__ = ["codec"]
 
 
 def npy(text, data=b"", version=1):
-    """An npy file with that header."""
     encoded = text.encode()
     length = len(encoded).to_bytes(2 if version == 1 else 4, "little")
     return b"\x93NUMPY" + bytes([version, 0]) + length + encoded + data

@@ -133,7 +133,6 @@ def test_boxes_are_drawn_alike_in_every_way(source):
 
 
 def load_one(path, width=8, height=8, **options):
-    """A batch of one."""
     return io.load_image_batch([path], width=width, height=height, **options)
 
 

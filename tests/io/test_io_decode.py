@@ -21,13 +21,11 @@ from spdl_torch.io._remote import is_transient
 
 
 def pillow(content, turn=lambda image: image):
-    """What Pillow makes of a file."""
     with Image.open(BytesIO(content)) as image:
         return torch.from_numpy(np.array(turn(image).convert("RGB"))).permute(2, 0, 1)
 
 
 def tagged(orientation=6):
-    """EXIF that turns the picture."""
     tags = Image.Exif()
     tags[0x0112] = orientation
     return tags
@@ -158,7 +156,6 @@ FILES = {
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """A folder of all of them."""
     folder = tmp_path_factory.mktemp("images")
     (folder / "a").mkdir()
     for name, content in FILES.items():

@@ -25,7 +25,6 @@ OTHER_FORMATS = {kind: encode(photograph(150, 201), kind) for kind in ("PNG", "W
 
 
 def size_of(content):
-    """Height and width."""
     with Image.open(io.BytesIO(content)) as image:
         return image.height, image.width
 

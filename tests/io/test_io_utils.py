@@ -26,7 +26,6 @@ def no_loaders_of_other_files():
 
 
 def events_of(path):
-    """What a trace holds."""
     return content_of(path)["traceEvents"]
 
 

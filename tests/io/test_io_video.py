@@ -144,7 +144,6 @@ def test_lines_of_a_raw_avi_may_run_from_the_bottom_up(filter_desc):
 
 
 def lossless(**colours):
-    """A file that states its colours."""
     with av.open(file := io.BytesIO(), "w", "matroska") as container:
         stream = container.add_stream("ffv1", rate=25)
         stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv444p"

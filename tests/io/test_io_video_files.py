@@ -194,7 +194,6 @@ def test_frames_that_come_out_of_order_are_no_other_moments():
 
 
 def of_jpegs(jpegs, container, size, pix_fmt):
-    """A video of these pictures."""
     with av.open(file := io.BytesIO(), "w", container) as out:
         stream = out.add_stream("mjpeg", rate=25)
         (stream.width, stream.height), stream.pix_fmt = size, pix_fmt
@@ -245,7 +244,6 @@ def remuxed(content, container, *, first=0, keys=None):
 
 
 def check_against_plain(content, num_examples=4):
-    """By every way of access."""
     video = decode_plainly(content)
     tally = Tally(None, "whole", video)
     tally.check(num_examples)

@@ -47,7 +47,6 @@ def shard_of(num_samples, size=1000, first=0):
 
 
 def npy_of(number):
-    """An array, as a file."""
     content = io.BytesIO()
     np.save(content, np.full((), number))
     return content.getvalue()
@@ -76,7 +75,6 @@ def close_connections(store):
 
 @pytest.fixture
 def web():
-    """A web server."""
     pytest.importorskip("aiohttp", reason="http:// needs aiohttp: pip install spdl-torch[remote]")
     with contextlib.closing(HttpStore()) as store:
         yield store
@@ -116,7 +114,6 @@ def bucket(bucket_of_module, monkeypatch):
 
 @pytest.fixture(params=["web", "bucket"])
 def place(request):
-    """Either store."""
     return request.getfixturevalue(request.param)
 
 
@@ -211,8 +208,6 @@ def test_loader_reads_a_store_that_this_process_has_read(place):
 
 
 class Failing(io.BytesIO):
-    """Fails after some bytes."""
-
     limit = 0
 
     def read(self, size=-1):
@@ -368,7 +363,6 @@ def test_file_that_changes_between_two_ranges_is_an_error(size, etags, web):
 
 
 def parquet_of(numbers, size):
-    """A file of so many rows in each group."""
     pa = pytest.importorskip("pyarrow")
     pq = pytest.importorskip("pyarrow.parquet")
     options = {"compression": "none", "use_dictionary": False, "write_statistics": False}
