@@ -5,23 +5,18 @@ import pytest
 import torch
 from support.datasets import Indices
 from support.tars import write_shards
+from test_sources import KINDS
 
 from spdl_torch import DataLoader
 from spdl_torch.data import bucket, mix, pack
-from spdl_torch.data.sources import ListSource, Parquet, TarShards, as_source
+from spdl_torch.data.sources import ListSource, Parquet
 from spdl_torch.pipeline import PipelineBuilder
 
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory):
-    pa = pytest.importorskip("pyarrow")
-    import pyarrow.parquet as pq
-
-    folder = tmp_path_factory.mktemp("numbers")
-    tars = [*map(str, sorted(write_shards(folder).glob("*.tar")))]
-    pq.write_table(pa.table({"n": range(60)}), folder / "rows.parquet", row_group_size=7)
-    stream = as_source(lambda: iter(range(60)))
-    return ListSource(range(60)), stream, TarShards(tars), Parquet(folder / "rows.parquet")
+    folder = write_shards(tmp_path_factory.mktemp("numbers"))
+    return [KINDS[kind](folder) for kind in ("list", "stream", "shards with an index", "rows")]
 
 
 def of_sources(sources, number):
@@ -30,7 +25,7 @@ def of_sources(sources, number):
     for source in sources:
         part = source.shuffle(number(3)).shard(number(1), number(4))
         part.set_epoch(number(2))
-        found += part.iterate(number(5))
+        found += part.iterate(number(2))
         if not isinstance(source, ListSource):
             found += source.shuffle(3, number(7))
     return found
