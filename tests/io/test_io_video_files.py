@@ -219,9 +219,10 @@ def test_side_data_that_pyav_does_not_know_does_no_harm():
     assert abs(frames.numpy() - expected).max() <= 2
 
 
-def test_a_file_object_is_read_again_from_where_it_was():
+@pytest.mark.parametrize("kind", ["MPEG program stream, MPEG-2", "raw MPEG-4", "GIF"])
+def test_a_file_object_is_read_again_from_where_it_was(kind):
     """Where the packets of a window do not tell its frames."""
-    tally = Tally("MPEG program stream, MPEG-2", opened=io.BytesIO)
+    tally = Tally(kind, opened=io.BytesIO)
     tally.window(tally.times[9], tally.times[12])
 
 
