@@ -8,6 +8,7 @@ import pickle
 import pytest
 import torch.utils.data as torch_data
 from support.covering import by_pairs
+from support.datasets import Stateful
 from support.seats import FORKED, NONE, THREADS
 
 import spdl_torch
@@ -37,7 +38,9 @@ class Kept(Plain):
         return _KeptItems(self)
 
 
-class _KeptItems:
+class _KeptItems(Stateful):
+    kept = ("place",)
+
     def __init__(self, dataset):
         self.dataset, self.place = dataset, 0
 
@@ -50,12 +53,6 @@ class _KeptItems:
         self.place += 1
         self.dataset.num_read += 1
         return self.dataset.name, self.place - 1
-
-    def state_dict(self):
-        return {"place": self.place}
-
-    def load_state_dict(self, state):
-        self.place = state["place"]
 
 
 class Resuming(Plain):

@@ -233,8 +233,6 @@ def test_each_epoch_of_a_grouped_mixture_has_the_mixtures_samples(group, stop, w
 
 
 STREAM_SIZES = some_sizes(230, 64, seed=4)
-
-
 STREAM = as_source(lambda: itertools.starmap(document, enumerate(STREAM_SIZES)))
 
 

@@ -60,8 +60,6 @@ SOURCES = {
     "seekable": lambda: ListSource(range(LENGTH)),
     "stateful": lambda: Position(LENGTH),
 }
-
-
 OPS = {
     "none": (),
     "ones": (same,),

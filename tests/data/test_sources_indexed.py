@@ -8,16 +8,14 @@ import tarfile
 
 import pytest
 from hypothesis import example, given, settings, strategies as st
-from support.tars import FORMATS, SIZES, keys, shard_of, tar_of, write_shard, write_shards
-from test_sources_tar import contents, names
+from support.tars import FORMATS, keys, shard_of, tar_of, write_shard, write_shards
+from test_sources_tar import ALL, contents, names
 
 from spdl_torch.autotune import PerfParams
 from spdl_torch.data import mix
 from spdl_torch.data.sources import ListSource, TarShards, as_source
 from spdl_torch.data.sources._index import scan_tar
 from spdl_torch.errors import DecodeError
-
-ALL = [f"{n:06d}" for n in range(sum(SIZES))]
 
 
 @pytest.fixture(scope="module")

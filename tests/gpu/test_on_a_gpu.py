@@ -23,7 +23,6 @@ from spdl_torch.io._transfer import cuda
 INLINE = {"num_workers": 0}
 THREADS = {"num_workers": 2, "isolation": "thread"}
 PROCESSES = {"num_workers": 2, "isolation": "process"}
-WORKERS = pytest.mark.parametrize("options", [INLINE, {**THREADS, "num_workers": 4}, PROCESSES])
 
 
 def has_arrived(gpu, expected, found):
@@ -57,7 +56,7 @@ def test_tensors_of_every_kind_are_as_torch_sends_them(gpu):
 
 
 @pytest.mark.usefixtures("pins")
-@WORKERS
+@pytest.mark.parametrize("options", [INLINE, {**THREADS, "num_workers": 4}, PROCESSES])
 @PROMPT
 def test_batches_are_those_of_torchs_loader(gpu, options):
     """In its order; without workers, on threads, in processes."""

@@ -137,7 +137,6 @@ def test_decode_image_obeys_pillow_pixel_limit(monkeypatch):
 RNG = np.random.default_rng(0)
 PICTURE = Image.fromarray(np.kron(RNG.integers(0, 256, (4, 6, 3)), np.ones((8, 8, 1))).astype("u1"))
 
-
 FILES = {
     "phone.jpg": encode(PICTURE, "JPEG", exif=tagged(), dpi=(72, 72), icc_profile=b"profile"),
     "plain.jpg": encode(PICTURE, "JPEG", comment="words", progressive=True),

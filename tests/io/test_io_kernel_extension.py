@@ -10,8 +10,6 @@ from support.jpegs import WAYS, running
 from spdl_torch.__main__ import main
 from spdl_torch.io._image import extension, kernel
 
-needs_compiler = pytest.mark.skipif("extension" not in WAYS, reason="there is no c++")
-
 
 @pytest.fixture
 def command(tmp_path, monkeypatch, capfd):
@@ -53,7 +51,7 @@ def test_library_that_cannot_be_loaded_is_passed_over(command, monkeypatch):
     assert kernel._compiled.__wrapped__() is not None  # TorchScript's
 
 
-@needs_compiler
+@pytest.mark.skipif("extension" not in WAYS, reason="there is no c++")
 def test_extension_is_preferred_when_it_is_built(command):
     """The command prints where it lies; from then on it is what runs."""
     choose = kernel._compiled.__wrapped__
