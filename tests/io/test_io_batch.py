@@ -116,22 +116,6 @@ def test_kernel_has_the_same_bits_in_every_way(given):
     assert all(torch.equal(each, found[0]) for each in found)
 
 
-@pytest.mark.parametrize("source", ["seeds", "generators", "global"])
-def test_boxes_are_drawn_alike_in_every_way(source):
-    """From each picture's own generator, its seed, or torch's for all; with flips and without."""
-    found = []
-    for way in WAYS:
-        torch.manual_seed(5)
-        seeds = [7 * k for k in range(len(SIZES))]
-        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        given = {"seeds": kernel.Seeds(seeds), "generators": generators, "global": None}[source]
-        with running(way):
-            args = SIZES, (0.08, 1.0), (-0.3, 0.3)
-            found.append([kernel.draw_boxes(*args, flip, given) for flip in (0.5, -1.0)])
-    assert all(each == found[0] for each in found)
-    assert any(box[4] is True for box in found[0][0])
-
-
 def load_one(path, width=8, height=8, **options):
     return io.load_image_batch([path], width=width, height=height, **options)
 
