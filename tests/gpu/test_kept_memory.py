@@ -59,9 +59,9 @@ in_threads = partial(loader, isolation="thread")
 in_processes = partial(loader, isolation="process")
 
 
-def of_pipeline():
+def of_pipeline(**options):
     stages = PipelineBuilder().add_source(range(COUNT)).pipe(in_storage).add_sink(1)
-    return PipelineDataset(stages, device="cuda")
+    return PipelineDataset(stages, device="cuda", **options)
 
 
 IN_THIS_PROCESS = [without_workers, in_threads, of_pipeline]
@@ -88,9 +88,7 @@ def test_memory_comes_back_from_a_pipeline_that_could_not_be_made(device):
                 raise Boom("no queue")
             super().__init__(*args, **options)
 
-    stages = PipelineBuilder().add_source(range(COUNT)).pipe(in_storage).add_sink(1)
-    dataset = PipelineDataset(stages, device="cuda", queue_class=Queue)
-    run_epoch(dataset)
+    run_epoch(dataset := of_pipeline(queue_class=Queue))
     refuses.append(True)
     with pytest.raises(Boom, match="no queue"):
         next(iter(dataset))
