@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 from collections import Counter
+from functools import partial
 from itertools import islice
 from time import monotonic
 from typing import Any, NamedTuple
@@ -60,7 +61,7 @@ def pipeline(source, **options):
 
 
 def mixture(stop):
-    sources = {"a": ListSource(range(8)), "b": as_source(lambda: iter(range(100, 108)))}
+    sources = {"a": ListSource(range(8)), "b": as_source(partial(iter, range(100, 108)))}
     return pipeline(mix(sources, stop=stop))
 
 
